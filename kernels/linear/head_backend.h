@@ -1,0 +1,49 @@
+// What a backend must be able to do for the linear operations. kernels/cpu and kernels/cuda implement it; engine.cc calls it.
+#ifndef LOSSD_KERNELS_LINEAR_HEAD_BACKEND_H_
+#define LOSSD_KERNELS_LINEAR_HEAD_BACKEND_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kernels/core/result_record.h"
+#include "kernels/linear/head.h"
+#include "kernels/objectives/objectives.h"
+
+namespace lossd {
+
+// One sweep over the logits of the rows that count, a chunk at a time.
+// For each row: the program's KnownStatistics, or a sweep for RowStatistics; program.Row(row, statistics) -> RowCoefficients and the
+// program's own outputs; `columns`; and with gradients: dz, then the three products, added up over chunks in fp32.
+struct HeadPass {
+  HeadProblem head;
+  RowSet rows;
+  RowProgram program;
+  RowColumns columns;
+  HeadGradients gradients;
+  // [vocab_total] by global id: factor of u and of weighted_d; null without class weights.
+  const float* column_weight = nullptr;
+  // Same bits for a row whatever else is in the call: fixed-size row tiles.
+  bool batch_invariant = false;
+  // Nothing is written if record->code is not 0.
+  ResultRecord* record = nullptr;
+};
+
+class HeadBackend {
+ public:
+  virtual ~HeadBackend() = default;
+
+  // Fills `rows` (arrays from the workspace) from mask, target and ignore_index. host_count is known on return if `host_may_wait`.
+  virtual absl::Status SelectRows(const HeadProblem& head, bool host_may_wait, RowSet* rows) = 0;
+
+  // Runs instances 0 ... count - 1 of a stage, each by one team, in no order.
+  virtual absl::Status RunStage(const Stage& stage, int64_t count) = 0;
+
+  // Errors: RESOURCE_EXHAUSTED if the workspace does not hold a chunk of the smallest size.
+  // Appends to `plan` how it was done: "chunks=2x4096 ...".
+  virtual absl::Status RunHead(const HeadPass& pass, std::string* plan) = 0;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_LINEAR_HEAD_BACKEND_H_

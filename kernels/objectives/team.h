@@ -1,0 +1,28 @@
+// Threads that work on one instance of a stage together. The same stage code runs on the CPU with one thread and on a GPU with a block.
+#ifndef LOSSD_KERNELS_OBJECTIVES_TEAM_H_
+#define LOSSD_KERNELS_OBJECTIVES_TEAM_H_
+
+#include <cstdint>
+
+#include "kernels/core/host_device.h"
+
+namespace lossd {
+
+// What a Team offers (kernels/cuda has a BlockTeam of the same shape):
+//   rank(), size()      this thread's number and how many there are: for (i = rank(); i < n; i += size())
+//   Sum, Min, Max       over all threads' values, in a fixed order; every thread must call, every thread gets the result
+//   Sync()              barrier; memory written before it by any thread is seen after it by all
+struct SerialTeam {
+  LOSSD_HD int rank() const { return 0; }
+  LOSSD_HD int size() const { return 1; }
+  LOSSD_HD double Sum(double value) { return value; }
+  LOSSD_HD int64_t Sum(int64_t value) { return value; }
+  LOSSD_HD int64_t Min(int64_t value) { return value; }
+  LOSSD_HD double Min(double value) { return value; }
+  LOSSD_HD double Max(double value) { return value; }
+  LOSSD_HD void Sync() {}
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_OBJECTIVES_TEAM_H_
