@@ -1,13 +1,36 @@
 # Debian's gRPC, protobuf and Abseil. Protobuf first: its package has no config file, and gRPC's falls back to this module.
 find_package(Threads REQUIRED)
+set(Protobuf_USE_STATIC_LIBS ${LOSSD_STATIC})
 find_package(Protobuf REQUIRED)
 find_package(gRPC CONFIG REQUIRED)
 find_package(absl CONFIG REQUIRED)
 
 add_library(lossd_grpc_libraries INTERFACE)
 add_library(lossd::grpc_libraries ALIAS lossd_grpc_libraries)
-target_link_libraries(lossd_grpc_libraries INTERFACE gRPC::grpc++ gRPC::grpc++_reflection)
-
 add_library(lossd_absl INTERFACE)
 add_library(lossd::absl ALIAS lossd_absl)
-target_link_libraries(lossd_absl INTERFACE absl::status absl::statusor absl::strings absl::cord absl::time absl::span)
+
+if(LOSSD_STATIC)
+  # Executables that run where none of these packages is. The CMake targets are Debian's shared libraries, so the archives are named
+  # by pkg-config, but for reflection, which has no .pc file. They serve executables only: they are not PIC enough for a shared library.
+  find_package(PkgConfig REQUIRED)
+  pkg_check_modules(lossd_archives REQUIRED grpc++ protobuf)
+  set(names grpc++_reflection ${lossd_archives_STATIC_LIBRARIES})
+  list(REMOVE_DUPLICATES names)
+  foreach(name ${names})
+    # libc's own parts have no archive of their own on purpose: they stay what the target machine has.
+    find_file(lossd_archive_${name} lib${name}.a PATHS /usr/lib PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE} NO_DEFAULT_PATH)
+    if(lossd_archive_${name} AND NOT name MATCHES "^(dl|rt|pthread|m|c)$")
+      list(APPEND archives ${lossd_archive_${name}})
+    endif()
+  endforeach()
+  list(JOIN archives "," archives)
+  add_library(lossd_archives INTERFACE)
+  target_link_libraries(lossd_archives INTERFACE "$<LINK_GROUP:RESCAN,${archives}>" Threads::Threads ${CMAKE_DL_LIBS})
+  target_link_options(lossd_archives INTERFACE -static-libstdc++ -static-libgcc)
+  target_link_libraries(lossd_grpc_libraries INTERFACE lossd_archives)
+  target_link_libraries(lossd_absl INTERFACE lossd_archives)
+else()
+  target_link_libraries(lossd_grpc_libraries INTERFACE gRPC::grpc++ gRPC::grpc++_reflection)
+  target_link_libraries(lossd_absl INTERFACE absl::status absl::statusor absl::strings absl::cord absl::time absl::span)
+endif()

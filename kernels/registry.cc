@@ -18,8 +18,13 @@ const OneofDescriptor* OpField() { return v1::Op::descriptor()->oneof_decl(0); }
 }  // namespace
 
 absl::StatusOr<Registry> Registry::Create() {
+  LOSSD_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Op>> ops, MakeOps());
+  return Create(std::move(ops));
+}
+
+absl::StatusOr<Registry> Registry::Create(std::vector<std::unique_ptr<Op>> ops) {
   Registry registry;
-  LOSSD_ASSIGN_OR_RETURN(registry.ops_, MakeOps());
+  registry.ops_ = std::move(ops);
   // The wire and the kernels must name the same operations.
   const OneofDescriptor* field = OpField();
   for (int i = 0; i < field->field_count(); ++i) {
@@ -89,6 +94,8 @@ absl::Status Launch(AdmittedOp& admitted, const RunOptions& options, Backend& ba
   call.dims = admitted.dims;
   call.options = options;
   LOSSD_ASSIGN_OR_RETURN(launched->pending, admitted.op->Enqueue(call, backend));
+  // Copies to pageable host memory would wait for the device: the caller copies the record within it.
+  if (!options.host_may_wait) return absl::OkStatus();
   for (const BoundTensor& bound : admitted.binding.tensors()) {
     if (!bound.in_message || !bound.rule->is_output()) continue;
     launched->outputs.emplace_back(bound.bytes, '\0');

@@ -37,8 +37,8 @@ struct ClientOptions {
 
 struct CallOptions {
   bool batch_invariant = false;
-  uint64_t workspace_limit = 0;        // bytes, 0 = all
-  std::vector<std::string> donate;     // names of inputs that outputs may overwrite
+  uint64_t workspace_limit = 0;                   // bytes, 0 = all
+  std::vector<std::string> donate;                // names of inputs that outputs may overwrite
   absl::Duration timeout = absl::ZeroDuration();  // 0 = ClientOptions::call_timeout
 };
 
@@ -61,7 +61,8 @@ class Buffer {
   virtual absl::Status Read(uint64_t byte_offset, std::byte* to, uint64_t bytes) = 0;
 
   // A tensor in this buffer.
-  v1::Tensor Tensor(v1::DType dtype, const std::vector<int64_t>& shape, uint64_t byte_offset = 0) const;
+  v1::Tensor Tensor(v1::DType dtype, const std::vector<int64_t>& shape,
+                    uint64_t byte_offset = 0) const;
 };
 
 // Thread-safe. After a server restart the first call fails with UNAVAILABLE and later ones work: the client opens a new session and
@@ -76,18 +77,21 @@ class Client {
   virtual absl::StatusOr<v1::OpReply> Run(const google::protobuf::Message& op,
                                           const CallOptions& options = {}) = 0;
   // Runs a whole request as it is, over the stream. With completion ENQUEUED the reply means "queued".
-  virtual absl::StatusOr<v1::RunReply> Run(const v1::RunRequest& request, absl::Duration timeout) = 0;
+  virtual absl::StatusOr<v1::RunReply> Run(const v1::RunRequest& request,
+                                           absl::Duration timeout) = 0;
 
   // Zero-filled memory shared with the server.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> CreateBuffer(uint64_t bytes) = 0;
   // Memory owned by the server: device memory for a GPU server (its IPC handle in *cuda_ipc), else host memory.
-  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateAtServer(uint64_t bytes, v1::MemoryKind kind,
-                                                                   std::string* cuda_ipc = nullptr) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateAtServer(
+      uint64_t bytes, v1::MemoryKind kind, std::string* cuda_ipc = nullptr) = 0;
   // A device allocation of this process by its 64-byte CUDA IPC handle (torch's 66 bytes are accepted: the 2-byte prefix is dropped).
   // `buffer_id` tells allocations apart whose handles repeat.
-  virtual absl::StatusOr<std::unique_ptr<Buffer>> RegisterDevice(absl::string_view handle, uint64_t bytes,
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> RegisterDevice(absl::string_view handle,
+                                                                 uint64_t bytes,
                                                                  absl::string_view device_uuid,
-                                                                 uint64_t buffer_id, bool writable) = 0;
+                                                                 uint64_t buffer_id,
+                                                                 bool writable) = 0;
   // 64-byte IPC handles of events that this process records; returns those of the server's done events, in order.
   virtual absl::StatusOr<std::vector<std::string>> RegisterEvents(
       const std::vector<std::string>& ready_events) = 0;

@@ -29,6 +29,8 @@ class Arena {
   }
 
   void Reset() { used_ = 0; }
+  // Gives back what was allocated since used() was `mark`. On a GPU work that still uses it must come earlier in the same queue.
+  void ReleaseTo(uint64_t mark) { used_ = mark; }
   // At most `limit` bytes until the next SetLimit; 0 = all.
   void SetLimit(uint64_t limit) { limit_ = limit; }
   uint64_t used() const { return used_; }

@@ -18,6 +18,8 @@ class Registry {
  public:
   // Errors: INTERNAL if the oneof of lossd.v1.Op and the kernels' list differ, or a message's options are inconsistent.
   static absl::StatusOr<Registry> Create();
+  // The same of given operations: tests use fakes.
+  static absl::StatusOr<Registry> Create(std::vector<std::unique_ptr<Op>> ops);
 
   const std::vector<std::unique_ptr<Op>>& ops() const { return ops_; }
   // By message name ("LinearCrossEntropy") or field name ("linear_cross_entropy"); nullptr if there is none.
@@ -50,7 +52,8 @@ struct LaunchedOp {
 };
 
 // Stages inline tensors, enqueues the op, enqueues the copies of its record and inline outputs to *launched (which must not move
-// until Synchronize). Called by the dispatcher. The workspace must have been reset; several ops of a request may share it.
+// until Synchronize). Without options.host_may_wait nothing is copied to the host: the record stays at launched->pending.record, and
+// there may be no inline tensors. Called by the dispatcher. The workspace must have been reset; several ops of a request may share it.
 absl::Status Launch(AdmittedOp& admitted, const RunOptions& options, Backend& backend,
                     LaunchedOp* launched);
 

@@ -15,6 +15,9 @@ namespace lossd {
 // One sweep over the logits of the rows that count, a chunk at a time.
 // For each row: the program's KnownStatistics, or a sweep for RowStatistics; program.Row(row, statistics) -> RowCoefficients and the
 // program's own outputs; `columns`; and with gradients: dz, then the three products, added up over chunks in fp32.
+// Rows that do not count have been filled: no output of theirs is touched, gradients.hidden included. Weight and bias gradients are
+// written for all rows of weight, also if no row counts. A row whose coefficients and d_ids_logprob are all 0 must not reach the
+// products (0 times a NaN is not 0); neither must columns from valid_columns on.
 struct HeadPass {
   HeadProblem head;
   RowSet rows;

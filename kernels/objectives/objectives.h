@@ -16,19 +16,23 @@ namespace lossd {
 //   RowStatistics KnownStatistics(int64_t row) const       if kKnowsStatistics: max and sum_exp (p = exp(z - max) / sum_exp)
 //   RowCoefficients Row(int64_t row, const RowStatistics&) const     by one thread, once for each row that counts
 // `row` is the row's number in the call, 0 ... N - 1. Outputs of rows that do not count are filled beforehand.
-using RowProgram = std::variant<LogprobRows,       //
-                                BackwardRows,      //
-                                CrossEntropyRows,  //
-                                PolicyRows>;
+using RowProgram = std::variant<LogprobRows,           //
+                                BackwardRows,          //
+                                CrossEntropyRows,      //
+                                PolicyRows,            //
+                                PolicyStatisticsRows,  //
+                                PolicyGradientRows>;
 
 // A stage is a trivially copyable struct with: template <class Team> void Run(Team& team, int64_t instance) const.
 using Stage = std::variant<FillStage,               //
                            ElementCheckStage,       //
                            SequenceCheckStage,      //
+                           LogprobEndStage,         //
                            CrossEntropyStartStage,  //
                            CrossEntropyEndStage,    //
-                           PolicyStartStage,        //
                            PolicySequenceStage,     //
+                           PolicyStartStage,        //
+                           PolicyRowStage,          //
                            PolicyEndStage>;
 
 }  // namespace lossd

@@ -12,16 +12,18 @@ namespace lossd {
 // Sums over the valid columns of one row of logits z, all relative to the row's maximum so that a common offset costs nothing.
 // fp32 from unrounded logits. Names as in the columns of vocab_stats.
 struct RowStatistics {
-  float max = 0;         // m
-  float sum_exp = 1;     // S = sum exp(z - m)
-  float sum_exp_d = 0;   // sum exp(z - m) (z - m)
-  float sum_exp_2 = 1;   // sum exp(2 (z - m))
-  float sum_d = 0;       // sum (z - m)
-  float weighted_d = 0;  // sum w_j (z_j - m), only with class weights and smoothing
-  float target_d = 0;    // z_y - m; 0 if the target is absent or on another shard
-  int32_t argmax = -1;   // global id, smallest among equals
+  float max = 0;        // m
+  float sum_exp = 1;    // S = sum exp(z - m)
+  float sum_exp_d = 0;  // sum exp(z - m) (z - m)
+  float sum_exp_2 = 1;  // sum exp(2 (z - m))
+  float sum_d = 0;      // sum (z - m)
+  float weighted_d =
+      0;  // sum w_j (z_j - m), where w_j = 0 gives 0; only with HeadPass::column_weight
+  float target_d = 0;   // z_y - m; 0 if the target is absent or on another shard
+  int32_t argmax = -1;  // global id, smallest among equals
   bool owns_target = false;
-  bool degenerate = false;  // every real statistic is NaN then
+  // Every real statistic is NaN then; but max is -infinity if all valid columns are, or if there is none.
+  bool degenerate = false;
 
   LOSSD_HD float LogSum() const { return logf(sum_exp); }
   LOSSD_HD float Lse() const { return max + logf(sum_exp); }
@@ -50,7 +52,7 @@ struct RowCoefficients {
   float h = 0;
   float entropy = 0;
 
-  // Then the gradient is exactly 0, whatever the logits are.
+  // Then the gradient is exactly 0, whatever the logits are; unless RowColumns::d_ids_logprob has entries other than 0.
   LOSSD_HD bool IsZero() const { return c == 0 && a == 0 && u == 0 && h == 0; }
 };
 

@@ -1,0 +1,43 @@
+# The commands of lossd. Everything is built below build/, by the presets of CMakePresets.json.
+.DEFAULT_GOAL := build
+.PHONY: build demo test asan tsan dev cuda lint format docs bench clean
+
+PRESET := release
+BIN := build/release/bin
+
+build:
+	deploy/install-packages.sh build test
+	cmake --preset $(PRESET) $(CMAKE_FLAGS)
+	cmake --build --preset $(PRESET)
+
+# Three processes learn from real text, with the losses computed by a server.
+demo: build
+	$(BIN)/lossd_demo
+
+# All tests that this machine can run; those that need a GPU or torch say so when they are skipped.
+test: build
+	deploy/install-packages.sh lint
+	ctest --preset $(PRESET) -j 2 --timeout 300
+
+dev asan tsan cuda:
+	deploy/install-packages.sh build test
+	cmake --preset $@ $(CMAKE_FLAGS)
+	cmake --build --preset $@
+	ctest --preset $@ -j 2 --timeout 600
+
+lint:
+	deploy/install-packages.sh build lint
+	tests/lint.sh
+
+format:
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' '*.c' | xargs clang-format-14 -i
+
+docs: build
+	$(BIN)/ops_doc build/release/generated/ops.desc > proto/OPERATIONS.md
+
+# CPU figures; the GPU's come from tests/gpu/run.sh.
+bench: build
+	$(BIN)/cpu_head_bench
+
+clean:
+	rm -rf build

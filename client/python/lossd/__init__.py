@@ -1,0 +1,27 @@
+"""lossd: losses, log-probabilities and gradients of large vocabularies, computed by a server that shares the tensors' memory.
+
+    import lossd
+    with lossd.connect() as client:                       # or connect("unix:/run/lossd/lossd.sock")
+        loss = lossd.linear_cross_entropy(hidden, weight, target, client=client)
+        loss.backward()
+
+connect, Client: the session (lossd/client.py). linear_logprob, linear_cross_entropy, policy_loss: differentiable torch functions
+(lossd/functional.py). ops: every operation on numpy arrays and torch tensors (lossd/ops.py). LossdError: says field, must_be, is_.
+load: which library is used (lossd/library.py).
+"""
+
+from . import ops
+from .client import Client, connect
+from .errors import LossdError
+from .library import load
+
+__all__ = ["Client", "LossdError", "connect", "load", "ops", "linear_logprob",
+           "linear_cross_entropy", "policy_loss"]
+_FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "policy_loss")
+
+
+def __getattr__(name):
+    if name in _FUNCTIONAL:  # torch is imported only by those who use it
+        from . import functional
+        return getattr(functional, name)
+    raise AttributeError(f"module 'lossd' has no attribute '{name}'")

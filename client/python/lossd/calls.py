@@ -1,0 +1,211 @@
+"""One operation as a request, and its reply as arrays."""
+
+import collections
+import threading
+
+from . import tensors
+from .errors import LossdError, field_error
+from .placement import place
+
+# Codes after which the server may still be at work in the call's tensors.
+_MAY_STILL_RUN = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE", "UNKNOWN", "INTERNAL"}
+ENVELOPE = ("batch_invariant", "gradient_filter", "workspace_limit", "donate", "timeout")
+
+
+class Metric(collections.namedtuple("Metric", "sum count min max")):
+    """A metric over a call's rows; micro-batches add up in sum and count."""
+
+    @property
+    def mean(self):
+        return self.sum / self.count if self.count else 0.0
+
+
+class Reply:
+    """What an operation gave back.
+
+    reply["logprob"] is an output that was wanted; reply.outputs has them all by name. Attributes: sum, count, weight_sum, z_sum,
+    degenerate_rows, sequence_count (None where the operation does not give it), metrics (name to Metric), plan.
+    """
+
+    def __init__(self, outputs, message):
+        self.outputs = outputs
+        for name in ("sum", "count", "weight_sum", "z_sum", "degenerate_rows", "sequence_count"):
+            setattr(self, name, message.get(name))
+        self.plan = message.get("plan", "")
+        self.metrics = {
+            name: Metric(m.get("sum", 0.0), m.get("count", 0), m.get("min", 0.0), m.get("max", 0.0))
+            for name, m in message.get("metrics", {}).items()}
+
+    def __getitem__(self, name):
+        return self.outputs[name]
+
+    def __repr__(self):
+        return (f"Reply(outputs={sorted(self.outputs)}, sum={self.sum}, count={self.count}, "
+                f"metrics={sorted(self.metrics)})")
+
+
+class Limbo:
+    """Tensors of calls that failed without an answer. They are held until a later call of the session has come back, for a device's calls
+    run in order; only then is it certain that the server has let go of them. Thread-safe."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._held = []  # (serial number, items)
+        self._next = 0
+
+    def hold(self, items):
+        with self._lock:
+            self._held.append((self._next, items))
+            self._next += 1
+
+    def mark(self):
+        """Taken before a call is sent."""
+        with self._lock:
+            return self._next
+
+    def release(self, mark):
+        """After that call has succeeded: what was held before it may go."""
+        if not self._held:
+            return
+        with self._lock:
+            gone = [held for held in self._held if held[0] < mark]
+            self._held = [held for held in self._held if held[0] >= mark]
+        del gone  # outside the lock: what ends with it may call back into the pool
+
+    def __len__(self):
+        return len(self._held)
+
+
+def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradient_filter=None,
+           workspace_limit=0, donate=(), timeout=None):
+    """Runs `op` (schema.Op) with `values` by field name. The documentation is that of lossd.ops."""
+    out = out or {}
+    want = (want,) if isinstance(want, str) else tuple(want)
+    arrays, sent = {}, {}
+    leader = None
+    for rule in op.inputs:  # in the order of the descriptor: hidden comes first
+        value = values.get(rule.name)
+        if value is None:
+            continue
+        if rule.is_tensor:
+            arrays[rule.name] = array = tensors.convert(rule, value, leader)
+            leader = leader or array
+        else:
+            _put(sent, rule, _scalar(rule, value))
+    if leader is None:
+        raise field_error(op.inputs[0].name, "given", "absent")
+    placement = place(client, leader)
+    outputs = {}
+    for name, array in arrays.items():
+        _put(sent, op.fields[name], placement.input(op.fields[name], array))
+    for name, target in out.items():
+        rule = _output_rule(op, name)
+        array = tensors.convert(rule, target, leader)
+        adds = values.get(rule.tensor.get("mode", ""))
+        brings = adds is not None and str(adds).upper().endswith("ACCUMULATE")
+        _put(sent, rule, placement.destination(rule, array, brings))
+        outputs[name] = target
+    dims = _dims(op, arrays, values)
+    for name in want:
+        if name in outputs:
+            continue
+        rule = _output_rule(op, name)
+        shape, dtype = _output_form(rule, arrays, dims)
+        tensor, result = placement.output(rule, shape, dtype, leader)
+        _put(sent, rule, tensor)
+        outputs[name] = result.reshape(()) if rule.dims == ("1",) else result
+
+    request = {"ops": [{op.name: sent}]}
+    if batch_invariant:
+        request["batch_invariant"] = True
+    if gradient_filter is not None:
+        request["gradient_filter"] = gradient_filter
+    if workspace_limit:
+        request["workspace_limit"] = workspace_limit
+    if donate:
+        request["donate"] = [donate] if isinstance(donate, str) else list(donate)
+    mark = client.limbo.mark()
+    try:
+        request.update(placement.ready())
+        reply = client.run(request, timeout)
+    except LossdError as error:
+        if error.code in _MAY_STILL_RUN:
+            client.limbo.hold((placement.keep, outputs))
+        raise
+    finally:
+        placement.release()
+    client.limbo.release(mark)
+    placement.finish()
+    return Reply(outputs, reply["ops"][0] if reply.get("ops") else {})
+
+
+def _put(message, rule, value):
+    for name in rule.path:
+        message = message.setdefault(name, {})
+    message[rule.name] = value
+
+
+def _scalar(rule, value):
+    kind = rule.field.kind
+    try:
+        if kind == "enum":
+            if not isinstance(value, str):
+                raise TypeError
+            number = rule.field.type.numbers.get(value.upper())
+            if not number:
+                raise TypeError
+            return number
+        if kind == "double":
+            return float(value)
+        if kind == "bool":
+            if value not in (True, False):
+                raise TypeError
+            return bool(value)
+        if kind == "int64":
+            if int(value) != value or not -(1 << 63) <= value < 1 << 63:
+                raise TypeError
+            return int(value)
+        if not isinstance(value, str):
+            raise TypeError
+        return value
+    except (TypeError, ValueError, OverflowError):
+        names = {"enum": lambda: ", ".join(rule.field.type.meaningful()), "double": lambda: "a number",
+                 "bool": lambda: "True or False", "int64": lambda: "an integer of 64 bits"}
+        raise field_error(rule.name, names.get(kind, lambda: "text")(), repr(value)) from None
+
+
+def _output_rule(op, name):
+    rule = op.fields.get(name)
+    if rule is None or not rule.is_output:
+        raise field_error("want", "among " + ", ".join(r.name for r in op.outputs), name)
+    return rule
+
+
+def _dims(op, arrays, values):
+    """Extents by dimension name, as the first tensor that has one says; N is a tuple. The server checks that all agree."""
+    dims = {"TopK": values.get("top_k")}
+    for name, array in arrays.items():
+        rule = op.fields[name]
+        lead = len(array.shape) - len(rule.dims) + 1
+        for d, dim in enumerate(rule.dims):
+            if dim == "N":
+                dims.setdefault("N", array.shape[:max(lead, 0)])
+            elif lead + d - 1 >= 0 and lead + d - 1 < len(array.shape) and dim.isalpha():
+                dims.setdefault(dim, array.shape[lead + d - 1])
+    return dims
+
+
+def _output_form(rule, arrays, dims):
+    """Shape and element type of an output that is made here: grad_x is like x."""
+    twin = arrays.get(rule.name[5:]) if rule.name.startswith("grad_") else None
+    if twin is not None:
+        return twin.shape, twin.dtype
+    shape = ()
+    for dim in rule.dims:
+        extent = int(dim) if dim.isdigit() else dims.get(dim)
+        if extent is None:
+            missing = rule.name[5:] if rule.name.startswith("grad_") else \
+                {"TopK": "top_k", "K": "ids"}.get(dim, dim)
+            raise field_error(missing, f"given when {rule.name} is wanted", "absent")
+        shape += extent if isinstance(extent, tuple) else (extent,)
+    return shape, rule.dtypes[0]

@@ -1,0 +1,62 @@
+"""Adds what was built to the wheel: liblossd_client.so, the libraries that it needs, the server, and the descriptors with comments.
+
+They are taken from build/release of the source tree (`make` builds it), and keep its layout inside the package. The libraries lie beside
+liblossd_client.so, which finds them, as the server does, by the relative run path that they are linked with.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:
+    from wheel.bdist_wheel import bdist_wheel
+
+BUILD = Path(__file__).resolve().parents[2] / "build" / "release"
+# Part of every Linux with the same or a newer glibc; two of one of them in a process do not go well together.
+SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+|cuda|nvidia-ml))\.so.*")
+
+
+def needed_libraries(binary):
+    """Paths of the shared libraries that the loader finds for a binary, by file name."""
+    text = subprocess.run(["ldd", str(binary)], check=True, capture_output=True, text=True).stdout
+    if "not found" in text:
+        raise SystemExit(f"{binary} lacks libraries here:\n{text}")
+    found = re.findall(r"^\s*(\S+) => (/\S+)", text, re.MULTILINE)
+    return {name: path for name, path in found if not SYSTEM.fullmatch(name)}
+
+
+class BuildWithBinaries(build_py):
+    def run(self):
+        super().run()
+        library, server = BUILD / "lib" / "liblossd_client.so", BUILD / "bin" / "lossd"
+        for path in (library, server):
+            if not path.exists():
+                raise SystemExit(f"{path} is missing: run `make` in the source tree first")
+        package = Path(self.build_lib) / "lossd"
+        for folder in ("lib", "bin", "generated"):
+            (package / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(library), package / "lib" / library.name)
+        shutil.copy(server, package / "bin" / "lossd")
+        shutil.copy(BUILD / "generated" / "ops.desc", package / "generated" / "ops.desc")
+        for name, path in {**needed_libraries(library), **needed_libraries(server)}.items():
+            shutil.copy(os.path.realpath(path), package / "lib" / name)
+
+
+class PlatformWheel(bdist_wheel):
+    def finalize_options(self):
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self):
+        # No extension module: any Python 3, on this platform.
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(cmdclass={"build_py": BuildWithBinaries, "bdist_wheel": PlatformWheel})

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages that lossd is built with, or names them if it may not.
+# usage: install-packages.sh [build] [test] [gpu]    (default: build)
+set -euo pipefail
+
+build=(g++ cmake ninja-build make pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
+       libgrpc++-dev libgrpc-dev libabsl-dev nlohmann-json3-dev libopenblas0-pthread)
+test=(libgtest-dev libgmock-dev libopenblas-dev python3 python3-numpy python3-pytest python3-torch)
+lint=(clang-format-14)
+
+wanted=()
+for group in "${@:-build}"; do
+  case $group in
+    build) wanted+=("${build[@]}") ;;
+    test) wanted+=("${test[@]}") ;;
+    lint) wanted+=("${lint[@]}") ;;
+    *) echo "install-packages.sh: no package group $group (build, test, lint)" >&2; exit 2 ;;
+  esac
+done
+
+missing=()
+for package in "${wanted[@]}"; do
+  dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" != 0 ]; then
+  echo "lossd needs these packages; as root: apt-get install ${missing[*]}" >&2
+  exit 1
+fi
+echo "installing: ${missing[*]}" >&2
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

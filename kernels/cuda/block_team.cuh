@@ -1,0 +1,64 @@
+// A block as the team of a stage (kernels/objectives/team.h). Results are the same in every run: shuffles, then warps in order.
+#ifndef LOSSD_KERNELS_CUDA_BLOCK_TEAM_CUH_
+#define LOSSD_KERNELS_CUDA_BLOCK_TEAM_CUH_
+
+#include <cstdint>
+
+namespace lossd {
+
+class BlockTeam {
+ public:
+  static constexpr int kThreads = 256;
+
+  // `scratch` is shared memory of the block, one word for each warp and one for the result.
+  __device__ explicit BlockTeam(int64_t* scratch) : scratch_(scratch) {}
+
+  __device__ int rank() const { return threadIdx.x; }
+  __device__ int size() const { return kThreads; }
+  __device__ void Sync() { __syncthreads(); }
+
+  __device__ double Sum(double value) {
+    return Reduce(value, [](double a, double b) { return a + b; });
+  }
+  __device__ int64_t Sum(int64_t value) {
+    return Reduce(value, [](int64_t a, int64_t b) { return a + b; });
+  }
+  __device__ int64_t Min(int64_t value) {
+    return Reduce(value, [](int64_t a, int64_t b) { return a < b ? a : b; });
+  }
+  __device__ double Min(double value) {
+    return Reduce(value, [](double a, double b) { return a < b ? a : b; });
+  }
+  __device__ double Max(double value) {
+    return Reduce(value, [](double a, double b) { return a > b ? a : b; });
+  }
+
+ private:
+  static constexpr int kWarps = kThreads / 32;
+
+  // int64_t is `long`, which the shuffles take; so is double.
+  template <class T, class Combine>
+  __device__ T Reduce(T value, Combine combine) {
+    static_assert(sizeof(T) == sizeof(int64_t));
+    for (int offset = 16; offset > 0; offset /= 2) {
+      value = combine(value, __shfl_down_sync(~0u, value, offset));
+    }
+    T* words = reinterpret_cast<T*>(scratch_);
+    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = value;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int w = 1; w < kWarps; ++w) value = combine(value, words[w]);
+      words[kWarps] = value;
+    }
+    __syncthreads();
+    value = words[kWarps];
+    __syncthreads();
+    return value;
+  }
+
+  int64_t* scratch_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_CUDA_BLOCK_TEAM_CUH_

@@ -1,0 +1,41 @@
+// The head on a CUDA device: cuBLASLt for the products, own kernels for rows.
+#ifndef LOSSD_KERNELS_CUDA_CUDA_HEAD_H_
+#define LOSSD_KERNELS_CUDA_CUDA_HEAD_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/pinned_buffer.h"
+#include "kernels/linear/head_backend.h"
+
+namespace lossd {
+
+// Borrows the device, on whose stream everything is enqueued.
+class CudaHead final : public HeadBackend {
+ public:
+  // Loads all kernels. `product_bytes` of device memory are for products that the library splits.
+  static absl::StatusOr<std::unique_ptr<CudaHead>> Create(CudaDevice* device,
+                                                          uint64_t product_bytes);
+
+  absl::Status SelectRows(const HeadProblem& head, bool host_may_wait, RowSet* rows) override;
+  absl::Status RunStage(const Stage& stage, int64_t count) override;
+  // See head_run.h. Does not wait.
+  absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
+
+  CublasLt& products() { return products_; }
+
+ private:
+  explicit CudaHead(CudaDevice* device) : device_(device) {}
+
+  CudaDevice* device_;
+  CublasLt products_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_CUDA_CUDA_HEAD_H_

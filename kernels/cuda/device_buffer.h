@@ -1,0 +1,50 @@
+// Owner of device memory.
+#ifndef LOSSD_KERNELS_CUDA_DEVICE_BUFFER_H_
+#define LOSSD_KERNELS_CUDA_DEVICE_BUFFER_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/process_exit.h"
+
+namespace lossd {
+
+// Thread-compatible. Contents are undefined after Create.
+class DeviceBuffer {
+ public:
+  // `what` for the error's text: "allocate the workspace".
+  static absl::StatusOr<DeviceBuffer> Create(uint64_t bytes, absl::string_view what) {
+    DeviceBuffer buffer;
+    LOSSD_RETURN_IF_CUDA_ERROR(cudaMalloc(&buffer.data_, bytes), what);
+    buffer.bytes_ = bytes;
+    return buffer;
+  }
+  DeviceBuffer() = default;
+  ~DeviceBuffer() {
+    if (data_ != nullptr && !CudaIsUnloading()) cudaFree(data_);
+  }
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_CUDA_DEVICE_BUFFER_H_

@@ -1,0 +1,180 @@
+// The decisions of a HeadRun and its memory.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/error.h"
+#include "kernels/core/status_macros.h"
+#include "kernels/cuda/head_run.h"
+
+namespace lossd {
+namespace {
+
+// Rows of one product with batch_invariant: the same kernel, whatever the call.
+constexpr int64_t kInvariantRows = 256;
+// Smallest chunk worth running; below it the workspace is too small for the vocabulary.
+constexpr int64_t kMinRows = 16;
+// Weights of fewer elements are multiplied in fp32: launches dominate there, so exactness is free. By the weight alone, since the number
+// of rows must not change a row's bits.
+constexpr int64_t kExactElements = int64_t{1} << 16;
+constexpr int64_t kDxTileRows = 1024;
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Rows `stride` apart, as the products want them.
+bool IsEven(const RowsView& view) {
+  return view.lead_rank == 1 && (view.rows <= 1 || view.lead_strides[0] >= view.width);
+}
+
+}  // namespace
+
+bool HeadRun::IsDirect(const RowsView& view) const {
+  return IsEven(view) && (view.dtype == DType::kF32 || view.dtype == product_);
+}
+
+absl::Status HeadRun::Plan() {
+  const HeadGradients& gradients = pass_.gradients;
+  const RowSet& rows = pass_.rows;
+  product_ = head_.hidden.dtype == head_.weight.dtype &&
+                     head_.vocab * head_.hidden_size > kExactElements
+                 ? head_.hidden.dtype
+                 : DType::kF32;
+  real_rows_ = rows.host_count >= 0 ? rows.host_count : head_.rows;
+  rows_ = pass_.batch_invariant ? RoundUp(real_rows_, kInvariantRows) : real_rows_;
+  columns_ = head_.valid_columns;
+  stride_ = RoundUp(head_.vocab, 64);
+  x_stride_ = RoundUp(head_.hidden_size, 8);
+  identity_ = real_rows_ == head_.rows;
+  gather_ = head_.hidden.dtype != product_ || !IsEven(head_.hidden) || !identity_ ||
+            pass_.batch_invariant;
+  convert_weight_ = head_.weight.dtype != product_ || !IsEven(head_.weight);
+  if (gradients.any()) {
+    dz_mode_ = product_ == DType::kF32    ? DzMode::kF32
+               : product_ == DType::kBF16 ? DzMode::kBF16
+                                          : DzMode::kF16;
+  }
+  if (gradients.hidden) {
+    dx_direct_ = identity_ && IsDirect(gradients.hidden);
+    dx_dtype_ = gradients.hidden.dtype == product_ ? product_ : DType::kF32;
+  }
+  shape_ = ChooseRowShape(head_.vocab, device_.has_clusters(), device_.shared_bytes_per_block());
+  if (rows_ == 0) return absl::OkStatus();
+  LOSSD_RETURN_IF_ERROR(AllocateFixed());
+  return PlanChunksOrFail();
+}
+
+absl::Status HeadRun::AllocateFixed() {
+  Arena& arena = device_.workspace();
+  const HeadGradients& gradients = pass_.gradients;
+  const int64_t element = static_cast<int64_t>(SizeOf(product_));
+  if (pass_.rows.host_count >= 0 && rows_ == real_rows_) {
+    index_ = pass_.rows.index;
+  } else {
+    LOSSD_ASSIGN_OR_RETURN(int32_t* index, arena.AllocateArray<int32_t>(rows_, "the row numbers"));
+    LOSSD_RETURN_IF_ERROR(Launched(
+        LaunchMakeIndex(pass_.rows, head_.rows, rows_, index, stream_), "number the rows"));
+    index_ = index;
+  }
+  if (convert_weight_) {
+    const int64_t row_bytes = x_stride_ * element;
+    const auto share = static_cast<int64_t>(arena.available() / 8);
+    weight_tile_rows_ = std::min(RoundUp(head_.vocab, 64),
+                                 std::max<int64_t>(64, share / row_bytes / 64 * 64));
+    LOSSD_ASSIGN_OR_RETURN(weight_tile_, arena.Allocate(weight_tile_rows_ * row_bytes,
+                                                        "a converted tile of the weight"));
+  }
+  if (!gradients.any()) return absl::OkStatus();
+  LOSSD_ASSIGN_OR_RETURN(live_, arena.AllocateArray<uint8_t>(rows_, "the row flags"));
+  if (dz_mode_ == DzMode::kF16) {
+    LOSSD_ASSIGN_OR_RETURN(scalars_, arena.AllocateArray<DzScalars>(1, "the scale of dz"));
+    LOSSD_ASSIGN_OR_RETURN(stored_,
+                           arena.AllocateArray<StoredRow>(head_.rows, "the rows' coefficients"));
+    LOSSD_RETURN_IF_ERROR(Launched(LaunchInitScalars(scalars_, stream_), "start the scale"));
+  }
+  if (gradients.bias) {
+    LOSSD_ASSIGN_OR_RETURN(bias_sums_, arena.AllocateArray<float>(head_.vocab, "grad_bias in fp32"));
+    LOSSD_ASSIGN_OR_RETURN(
+        bias_partials_, arena.AllocateArray<float>(kBiasParts * head_.vocab, "parts of grad_bias"));
+  }
+  if (gradients.hidden && !dx_direct_) {
+    dx_tile_rows_ = std::min(kDxTileRows, real_rows_);
+    LOSSD_ASSIGN_OR_RETURN(
+        dx_tile_, arena.Allocate(dx_tile_rows_ * x_stride_ * SizeOf(dx_dtype_), "a tile of grad_hidden"));
+  }
+  return absl::OkStatus();
+}
+
+ChunkRequest HeadRun::MakeRequest() const {
+  const int64_t x_bytes = x_stride_ * static_cast<int64_t>(SizeOf(product_));
+  ChunkRequest request;
+  request.rows = rows_;
+  request.logits_bytes = stride_ * 4;
+  request.row_bytes = gather_ ? x_bytes : 0;
+  request.late_row_bytes = pass_.gradients.weight && !gather_ ? x_bytes : 0;
+  request.sliced = dz_mode_ == DzMode::kBF16;
+  if (pass_.batch_invariant) request.row_multiple = kInvariantRows;
+  // Each of the two allocations may lose an alignment.
+  request.budget = static_cast<int64_t>(device_.workspace().available() / Arena::kAlignment *
+                                        Arena::kAlignment) -
+                   2 * static_cast<int64_t>(Arena::kAlignment);
+  return request;
+}
+
+absl::Status HeadRun::AllocateWeightPath() {
+  Arena& arena = device_.workspace();
+  const int64_t row_bytes = head_.hidden_size * 4;
+  if (weight_path_ == WeightPath::kAccumulator) {
+    dw_rows_ = columns_;
+  } else {
+    const auto share = static_cast<int64_t>(arena.available() / 8);
+    dw_rows_ = std::min(columns_, std::max<int64_t>(64, share / row_bytes / 64 * 64));
+  }
+  LOSSD_ASSIGN_OR_RETURN(
+      dw_, arena.AllocateArray<float>(dw_rows_ * head_.hidden_size, "grad_weight in fp32"));
+  return absl::OkStatus();
+}
+
+absl::Status HeadRun::PlanChunksOrFail() {
+  Arena& arena = device_.workspace();
+  const RowsView& weight = pass_.gradients.weight;
+  const uint64_t used = arena.used();
+  const int64_t min_rows = pass_.batch_invariant ? kInvariantRows : kMinRows;
+  bool fits = false;
+  if (weight && !IsDirect(weight)) {
+    weight_path_ = WeightPath::kTiles;
+    LOSSD_RETURN_IF_ERROR(AllocateWeightPath());
+  } else if (weight) {
+    weight_path_ = WeightPath::kDirect;
+  }
+  fits = PlanOneChunk(MakeRequest(), &plan_);
+  if (!fits && weight && !(IsDirect(weight) && weight.dtype == DType::kF32)) {
+    arena.ReleaseTo(used);
+    weight_path_ = WeightPath::kAccumulator;
+    LOSSD_RETURN_IF_ERROR(AllocateWeightPath());
+  }
+  if (!fits) fits = PlanChunks(MakeRequest(), min_rows, &plan_);
+  const ChunkRequest request = MakeRequest();
+  if (!fits) {
+    return ReasonError(
+        absl::StatusCode::kResourceExhausted, "WORKSPACE",
+        absl::StrCat("workspace: ", std::min(min_rows, rows_), " rows of ", head_.vocab,
+                     " logits need ",
+                     std::min(min_rows, rows_) * (request.logits_bytes + request.row_bytes +
+                                                  request.late_row_bytes),
+                     " bytes, ", arena.available(), " of ", arena.bytes(),
+                     " are free; start the server with a larger workspace"));
+  }
+  int64_t region = 0;
+  for (const auto& slices : plan_.slices) region = std::max(region, RegionBytes(request, slices));
+  if (gather_) {
+    LOSSD_ASSIGN_OR_RETURN(void* x, arena.Allocate(plan_.LargestChunk() * request.row_bytes,
+                                                   "gathered hidden rows"));
+    x_ = static_cast<std::byte*>(x);
+  }
+  LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(region, "logits"));
+  region_ = static_cast<std::byte*>(memory);
+  return absl::OkStatus();
+}
+
+}  // namespace lossd

@@ -1,0 +1,123 @@
+// One RunHead on the GPU: what is decided, the memory it takes, and the sweep over chunks.
+#ifndef LOSSD_KERNELS_CUDA_HEAD_RUN_H_
+#define LOSSD_KERNELS_CUDA_HEAD_RUN_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/chunk_plan.h"
+#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/head_kernels.h"
+#include "kernels/cuda/row_kernels.h"
+#include "kernels/linear/head_backend.h"
+
+namespace lossd {
+
+// For each chunk of rows: the logits in fp32, slice by slice; the row pass, which leaves dz over the logits, rounded once to the
+// products' type; dX = dz W; dW = dz^T x, by beta = 1 from the second chunk on. Inputs of one 16-bit type are multiplied as they are;
+// anything else, and heads so small that speed is no matter, in fp32 (no TF32). fp16's dz is scaled by a power of two that the row
+// pass finds in a pass of its own, since 1e-5 times a probability is no fp16 number.
+// Rows whose gradient is zero take no part in the products: they may hold NaNs, and 0 times NaN is NaN.
+class HeadRun {
+ public:
+  HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products);
+
+  // Enqueues everything.
+  absl::Status Run();
+  std::string Describe() const;
+
+ private:
+  // How the gradient of the weight reaches its destination.
+  enum class WeightPath {
+    kNone,
+    kDirect,       // the products write or accumulate there
+    kTiles,        // one chunk: tiles of rows in fp32, each finished before the next
+    kAccumulator,  // several chunks: [V, H] in fp32 in the workspace
+  };
+  struct Chunk {
+    int64_t begin = 0;  // first row, in the order of index_
+    int64_t rows = 0;   // with padding
+    int64_t real = 0;   // without
+    bool first = false;
+    PackedRows dz;
+    PackedRows x;  // rows for the product with dz
+  };
+  // A part of the weight in the products' type.
+  struct WeightTile {
+    int64_t begin = 0;
+    int64_t rows = 0;
+    ProductOperand operand;
+  };
+
+  // head_plan.cc
+  absl::Status Plan();
+  absl::Status PlanChunksOrFail();
+  absl::Status AllocateFixed();
+  absl::Status AllocateWeightPath();
+  bool IsDirect(const RowsView& view) const;
+  ChunkRequest MakeRequest() const;
+
+  absl::Status RunEmpty();
+  absl::Status RunChunk(size_t number, int64_t begin);
+  absl::Status MakeLogits(const Chunk& chunk, int64_t done, int64_t rows, float* logits);
+  absl::Status PassRows(const Chunk& chunk, int64_t done, int64_t rows, const float* logits,
+                        void* dz, bool in_place);
+  absl::Status PassRowsScaled(const RowPass& pass);
+  absl::StatusOr<PackedRows> MakeCleanRows(const Chunk& chunk, bool in_place);
+  absl::Status AddWeightGradient(const Chunk& chunk);
+  absl::Status MakeHiddenGradient(const Chunk& chunk);
+  absl::Status MultiplyByWeight(const Chunk& chunk, int64_t first, int64_t rows,
+                                const PackedRows& out);
+  absl::Status FinishWeightAndBias();
+
+  absl::StatusOr<WeightTile> LoadWeight(int64_t begin);
+  void SetScalars(Product* product, bool accumulate) const;
+  absl::Status Launched(cudaError_t error, const char* what) const;
+
+  const HeadPass& pass_;
+  const HeadProblem& head_;
+  CudaDevice& device_;
+  CublasLt& products_;
+  cudaStream_t stream_;
+  RowShape shape_;
+
+  // Decided by Plan.
+  DType product_ = DType::kF32;
+  DzMode dz_mode_ = DzMode::kNone;
+  bool gather_ = false;        // hidden rows are copied before the logits
+  bool convert_weight_ = false;
+  bool identity_ = false;      // row i of a chunk is row begin + i of the call
+  int64_t real_rows_ = 0;
+  int64_t rows_ = 0;           // real_rows_, or more for the fixed tiles of batch_invariant
+  int64_t columns_ = 0;        // valid ones
+  int64_t stride_ = 0;         // of logits, elements
+  int64_t x_stride_ = 0;       // of packed hidden rows
+  WeightPath weight_path_ = WeightPath::kNone;
+  DType dx_dtype_ = DType::kF32;
+  bool dx_direct_ = false;
+  ChunkPlan plan_;
+
+  // Workspace.
+  const int32_t* index_ = nullptr;  // [rows_]
+  uint8_t* live_ = nullptr;         // [largest chunk]
+  StoredRow* stored_ = nullptr;
+  DzScalars* scalars_ = nullptr;
+  float* bias_sums_ = nullptr;
+  float* bias_partials_ = nullptr;
+  void* weight_tile_ = nullptr;
+  int64_t weight_tile_rows_ = 0;
+  int64_t weight_tile_begin_ = -1;  // what the tile holds
+  float* dw_ = nullptr;             // tile or accumulator
+  int64_t dw_rows_ = 0;
+  void* dx_tile_ = nullptr;
+  int64_t dx_tile_rows_ = 0;
+  std::byte* x_ = nullptr;       // gathered rows of a chunk
+  std::byte* region_ = nullptr;  // logits, dz
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_CUDA_HEAD_RUN_H_

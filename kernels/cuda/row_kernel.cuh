@@ -1,0 +1,355 @@
+// The row pass. A row belongs to a cluster of up to 8 blocks of 256 threads; each block keeps its slice of the row's fp32 logits in
+// shared memory, so that they are read once (4 V bytes) and dz is written once (2 or 4 V bytes). Rows that do not fit are read up to
+// three times by one block. Sums are made in fp32 in an order that depends on V alone: thread, warp, block, cluster.
+#ifndef LOSSD_KERNELS_CUDA_ROW_KERNEL_CUH_
+#define LOSSD_KERNELS_CUDA_ROW_KERNEL_CUH_
+
+#include <climits>
+#include <cstdint>
+
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/real.cuh"
+#include "kernels/cuda/row_kernels.h"
+
+namespace lossd {
+
+inline constexpr int kRowThreads = 256;
+inline constexpr int kRowWarps = kRowThreads / 32;
+// Vectors of 4 logits that a thread has in flight.
+inline constexpr int kRowLoads = 4;
+// exp of it is 0, and 0 times it is 0: stands for -infinity where both are multiplied.
+inline constexpr float kLowest = -200.0f;
+
+struct RowLaunch {
+  RowPass pass;
+  RowShape shape;
+};
+
+// A NaN wins, unlike fmaxf: a row of NaN and -infinity is not one of -infinity.
+__device__ __forceinline__ float MaxOrNan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// Sums of some columns, relative to the row's maximum.
+struct RowSums {
+  float sum_exp = 0;
+  float sum_exp_d = 0;
+  float sum_exp_2 = 0;
+  float sum_d = 0;
+  float weighted_d = 0;
+  int argmax = INT_MAX;  // column; INT_MAX: none
+
+  // The order of the additions is written out: no contraction may differ between kernels.
+  __device__ void Add(const RowSums& other) {
+    sum_exp = __fadd_rn(sum_exp, other.sum_exp);
+    sum_exp_d = __fadd_rn(sum_exp_d, other.sum_exp_d);
+    sum_exp_2 = __fadd_rn(sum_exp_2, other.sum_exp_2);
+    sum_d = __fadd_rn(sum_d, other.sum_d);
+    weighted_d = __fadd_rn(weighted_d, other.weighted_d);
+    argmax = min(argmax, other.argmax);
+  }
+  __device__ void AddColumn(float d, bool is_max, int column) {
+    const float e = expf(d);
+    sum_exp = __fadd_rn(sum_exp, e);
+    sum_exp_d = __fmaf_rn(e, fmaxf(d, kLowest), sum_exp_d);
+    sum_exp_2 = __fmaf_rn(e, e, sum_exp_2);
+    sum_d = __fadd_rn(sum_d, d);
+    if (is_max) argmax = min(argmax, column);
+  }
+};
+
+// What the leader tells the blocks of its row.
+struct RowAnswer {
+  RowCoefficients coefficients;
+  float max;
+  float inverse_sum;
+  float log_sum;
+  bool degenerate;
+};
+
+struct RowShared {
+  float warp_max[kRowWarps];
+  RowSums warp_sums[kRowWarps];
+  float max;
+  RowSums sums;
+  float target_raw;
+  RowAnswer answer;
+};
+
+// raw logit -> z, and the derivative of z.
+struct LogitTransform {
+  float scale;
+  float cap;
+  float inverse_temperature;
+
+  __device__ float operator()(float raw) const {
+    float s = __fmul_rn(scale, raw);
+    if (cap > 0) s = __fmul_rn(cap, tanhf(__fdiv_rn(s, cap)));
+    return __fmul_rn(s, inverse_temperature);
+  }
+  // 1 - tanh^2 without its cancellation.
+  __device__ float Derivative(float raw) const {
+    float derivative = scale * inverse_temperature;
+    if (cap > 0) {
+      const float e = expf(-2 * fabsf(scale * raw / cap));
+      derivative *= 4 * e / ((1 + e) * (1 + e));
+    }
+    return derivative;
+  }
+};
+
+// A block's part of one row.
+class RowBlock {
+ public:
+  __device__ RowBlock(const RowLaunch& launch, float* dynamic, int rank, int64_t r, int64_t row)
+      : pass_(launch.pass),
+        on_chip_(launch.shape.on_chip),
+        buffer_(dynamic),
+        source_(launch.pass.logits + r * launch.pass.logits_stride),
+        row_(row) {
+    const HeadProblem& head = pass_.head;
+    const int slice = static_cast<int>(launch.shape.slice);
+    const int padded = static_cast<int>((head.vocab + 63) / 64 * 64);
+    begin_ = rank * slice;
+    end_ = max(begin_, min(begin_ + slice, static_cast<int>(head.valid_columns)));
+    written_end_ = max(begin_, min(begin_ + slice, padded));
+    transform_ = {head.logit_scale, head.softcap, 1.0f / head.Temperature(row)};
+    target_ = -1;
+    if (head.target) {
+      const int64_t column = head.target.Index(row) - head.vocab_start;
+      if (column >= 0 && column < head.valid_columns) target_ = static_cast<int>(column);
+    }
+  }
+
+  __device__ bool Owns(int column) const { return column >= begin_ && column < end_; }
+  __device__ int target() const { return target_; }
+  __device__ const LogitTransform& transform() const { return transform_; }
+
+  // Raw logits of four columns, with bias. Columns from end_ on hold anything.
+  __device__ float4 LoadVector(int j) const {
+    float4 v = __ldcs(reinterpret_cast<const float4*>(source_ + j));
+    if (pass_.head.bias) {
+      v.x += Bias(j);
+      v.y += Bias(j + 1);
+      v.z += Bias(j + 2);
+      v.w += Bias(j + 3);
+    }
+    return v;
+  }
+  __device__ float4 Vector(int j) const {
+    return on_chip_ ? *reinterpret_cast<const float4*>(buffer_ + (j - begin_)) : LoadVector(j);
+  }
+  __device__ float Raw(int j) const {
+    if (on_chip_) return buffer_[j - begin_];
+    return source_[j] + (pass_.head.bias ? Bias(j) : 0.0f);
+  }
+
+  // Reads the slice, keeps it if it fits; the thread's maximum of z.
+  __device__ float Load(bool want_max) {
+    float result = -INFINITY;
+    if (!on_chip_ && !want_max) return result;
+    for (int j0 = begin_ + 4 * threadIdx.x; j0 < end_; j0 += 4 * kRowThreads * kRowLoads) {
+      float4 v[kRowLoads];
+#pragma unroll
+      for (int u = 0; u < kRowLoads; ++u) {
+        const int j = j0 + u * 4 * kRowThreads;
+        if (j < end_) v[u] = LoadVector(j);
+      }
+#pragma unroll
+      for (int u = 0; u < kRowLoads; ++u) {
+        const int j = j0 + u * 4 * kRowThreads;
+        if (j >= end_) continue;
+        if (on_chip_) *reinterpret_cast<float4*>(buffer_ + (j - begin_)) = v[u];
+        if (!want_max) continue;
+        const float raw[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (j + i < end_) result = MaxOrNan(result, transform_(raw[i]));
+        }
+      }
+    }
+    return result;
+  }
+
+  // The thread's sums. NaN in sum_exp: the row is degenerate.
+  __device__ RowSums Sum(float max) const {
+    RowSums sums;
+    const float* weight = pass_.column_weight;
+    for (int j = begin_ + 4 * threadIdx.x; j < end_; j += 4 * kRowThreads) {
+      const float4 v = Vector(j);
+      const float raw[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (j + i >= end_) break;
+        const float z = transform_(raw[i]);
+        const float d = __fsub_rn(z, max);
+        sums.AddColumn(d, z == max, j + i);
+        if (weight != nullptr) {
+          sums.weighted_d =
+              __fadd_rn(sums.weighted_d, Times(weight[pass_.head.vocab_start + j + i], d));
+        }
+      }
+    }
+    return sums;
+  }
+
+ protected:
+  __device__ float Bias(int j) const {
+    // The padding behind the last column has no bias.
+    if (j >= end_) return 0;
+    return LoadReal(pass_.head.bias.data, pass_.head.bias.dtype,
+                    j * pass_.head.bias.lead_strides[0]);
+  }
+
+  const RowPass& pass_;
+  const bool on_chip_;
+  float* const buffer_;        // the slice, or raw logits of ids where the slice does not fit
+  const float* const source_;  // the row
+  const int64_t row_;
+  int begin_, end_, written_end_;
+  int target_;
+  LogitTransform transform_;
+};
+
+// The gradient of one row's columns.
+class RowGradient : public RowBlock {
+ public:
+  __device__ RowGradient(const RowBlock& block, const RowAnswer& answer)
+      : RowBlock(block), answer_(answer), zero_(answer.coefficients.IsZero()) {}
+
+  // Everything but the target's and the ids' terms, before the derivative of z.
+  template <bool kAccurate>
+  __device__ float Base(float raw, int j) const {
+    if (zero_) return 0;
+    const RowCoefficients& k = answer_.coefficients;
+    const float d = transform_(raw) - answer_.max;
+    const float p = (kAccurate ? expf(d) : __expf(d)) * answer_.inverse_sum;
+    float g = k.c != 0 ? k.c * p : 0.0f;
+    if (k.u != 0) {
+      g -= pass_.column_weight != nullptr ? Times(pass_.column_weight[pass_.head.vocab_start + j], k.u)
+                                          : k.u;
+    }
+    if (k.h != 0) {
+      // fmax drops a NaN, but p has it too.
+      g -= k.h * (p * (fmaxf(d, kLowest) - answer_.log_sum + k.entropy));
+    }
+    return g;
+  }
+  template <bool kAccurate>
+  __device__ float Column(float raw, int j) const {
+    if (j >= end_) return 0;
+    return Scaled(Base<kAccurate>(raw, j), raw);
+  }
+  // The whole entry of a column that is the target or an id.
+  __device__ float Entry(float raw, int j) const {
+    float g = Base<true>(raw, j);
+    if (j == target_) g -= answer_.coefficients.a;
+    const RowColumns& columns = pass_.columns;
+    if (columns.d_ids_logprob) {
+      const float* d = columns.d_ids_logprob.Row<const float>(row_);
+      for (int64_t k = 0; k < columns.ids.width; ++k) {
+        if (columns.ids.Index(row_, k) - pass_.head.vocab_start == j) g += d[k];
+      }
+    }
+    return Scaled(g, raw);
+  }
+
+  // Writes all columns, then the special ones. All threads of the block must call.
+  __device__ float Run(void* dz_row, float scale, float target_raw) {
+    float largest = 0;
+    switch (pass_.dz_mode) {
+      case DzMode::kF32:
+        Sweep<true>([&](int j, const float* g) {
+          *reinterpret_cast<float4*>(static_cast<float*>(dz_row) + j) =
+              make_float4(g[0], g[1], g[2], g[3]);
+        });
+        break;
+      case DzMode::kBF16:
+        Sweep<false>([&](int j, const float* g) {
+          __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(g[0], g[1]),
+                                    __floats2bfloat162_rn(g[2], g[3])};
+          *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(dz_row) + j) =
+              *reinterpret_cast<uint2*>(pair);
+        });
+        break;
+      case DzMode::kF16:
+        Sweep<false>([&](int j, const float* g) {
+          __half2 pair[2] = {__floats2half2_rn(g[0] * scale, g[1] * scale),
+                             __floats2half2_rn(g[2] * scale, g[3] * scale)};
+          *reinterpret_cast<uint2*>(static_cast<__half*>(dz_row) + j) =
+              *reinterpret_cast<uint2*>(pair);
+        });
+        break;
+      case DzMode::kMeasure:
+        Sweep<false>([&](int, const float* g) {
+          for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(g[i]));
+        });
+        break;
+      case DzMode::kNone:
+        return 0;
+    }
+    __syncthreads();
+    const bool has_ids = pass_.columns.d_ids_logprob.present;
+    if (threadIdx.x == 0 && Owns(target_) && (answer_.coefficients.a != 0 || has_ids)) {
+      largest = fmaxf(largest, Put(dz_row, scale, target_, target_raw));
+    }
+    if (!has_ids) return largest;
+    const RowsView& ids = pass_.columns.ids;
+    for (int k = threadIdx.x; k < ids.width; k += kRowThreads) {
+      const int64_t id = ids.Index(row_, k);
+      const int64_t column = id - pass_.head.vocab_start;
+      if (id < 0 || column < begin_ || column >= end_ || column == target_) continue;
+      bool first = true;
+      for (int64_t before = 0; before < k; ++before) first = first && ids.Index(row_, before) != id;
+      if (!first) continue;
+      const int j = static_cast<int>(column);
+      largest = fmaxf(largest, Put(dz_row, scale, j, on_chip_ ? Raw(j) : buffer_[k]));
+    }
+    return largest;
+  }
+
+ private:
+  __device__ float Scaled(float g, float raw) const {
+    return g == 0 ? 0.0f : g * transform_.Derivative(raw);
+  }
+
+  template <bool kAccurate, class Store>
+  __device__ void Sweep(Store store) {
+    // The same count for all threads, for the barrier.
+    for (int j0 = begin_; j0 < written_end_; j0 += 4 * kRowThreads) {
+      const int j = j0 + 4 * threadIdx.x;
+      float g[4] = {0, 0, 0, 0};
+      if (j < end_) {
+        const float4 v = Vector(j);
+        g[0] = Column<kAccurate>(v.x, j);
+        g[1] = Column<kAccurate>(v.y, j + 1);
+        g[2] = Column<kAccurate>(v.z, j + 2);
+        g[3] = Column<kAccurate>(v.w, j + 3);
+      }
+      // In place, dz of these columns falls on logits of earlier columns and of these: all must have been read.
+      if (!on_chip_) __syncthreads();
+      if (j < written_end_) store(j, g);
+    }
+  }
+
+  __device__ float Put(void* dz_row, float scale, int j, float raw) const {
+    const float g = Entry(raw, j);
+    if (pass_.dz_mode == DzMode::kF32) {
+      StoreReal(dz_row, DType::kF32, j, g);
+    } else if (pass_.dz_mode == DzMode::kBF16) {
+      StoreReal(dz_row, DType::kBF16, j, g);
+    } else if (pass_.dz_mode == DzMode::kF16) {
+      StoreReal(dz_row, DType::kF16, j, g * scale);
+    }
+    return fabsf(g);
+  }
+
+  RowAnswer answer_;
+  bool zero_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_CUDA_ROW_KERNEL_CUH_

@@ -1,0 +1,321 @@
+#include "kernels/cuda/row_kernels.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "kernels/cuda/row_kernel.cuh"
+
+namespace lossd {
+namespace {
+
+__device__ float WarpMax(float value) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  return value;
+}
+
+__device__ float WarpMaxOrNan(float value) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value = MaxOrNan(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  return value;
+}
+
+__device__ RowSums WarpSum(RowSums sums) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    RowSums other;
+    other.sum_exp = __shfl_down_sync(~0u, sums.sum_exp, offset);
+    other.sum_exp_d = __shfl_down_sync(~0u, sums.sum_exp_d, offset);
+    other.sum_exp_2 = __shfl_down_sync(~0u, sums.sum_exp_2, offset);
+    other.sum_d = __shfl_down_sync(~0u, sums.sum_d, offset);
+    other.weighted_d = __shfl_down_sync(~0u, sums.weighted_d, offset);
+    other.argmax = __shfl_down_sync(~0u, sums.argmax, offset);
+    sums.Add(other);
+  }
+  return sums;
+}
+
+// The row's maximum, in every thread of the cluster.
+__device__ float RowMax(const Cluster& cluster, RowShared* shared, float mine) {
+  const int warp = threadIdx.x / 32;
+  mine = WarpMaxOrNan(mine);
+  if (threadIdx.x % 32 == 0) shared->warp_max[warp] = mine;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float block = shared->warp_max[0];
+    for (int w = 1; w < kRowWarps; ++w) block = MaxOrNan(block, shared->warp_max[w]);
+    shared->max = block;
+  }
+  cluster.Sync();
+  float row = -INFINITY;
+  for (int b = 0; b < cluster.size(); ++b) row = MaxOrNan(row, *cluster.Of(&shared->max, b));
+  return row;
+}
+
+// The row's sums, in the leader's first thread; after a cluster barrier inside.
+__device__ RowSums RowTotal(const Cluster& cluster, RowShared* shared, const RowSums& mine) {
+  const RowSums warp_sums = WarpSum(mine);
+  if (threadIdx.x % 32 == 0) shared->warp_sums[threadIdx.x / 32] = warp_sums;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    RowSums block = shared->warp_sums[0];
+    for (int w = 1; w < kRowWarps; ++w) block.Add(shared->warp_sums[w]);
+    shared->sums = block;
+  }
+  cluster.Sync();
+  RowSums row;
+  if (cluster.rank() == 0 && threadIdx.x == 0) {
+    row = shared->sums;
+    for (int b = 1; b < cluster.size(); ++b) row.Add(*cluster.Of(&shared->sums, b));
+  }
+  return row;
+}
+
+__device__ RowStatistics MakeStatistics(const RowPass& pass, const RowSums& sums, float max,
+                                        bool owns_target, float target_z) {
+  RowStatistics stats;
+  stats.max = max;
+  stats.sum_exp = sums.sum_exp;
+  stats.sum_exp_d = sums.sum_exp_d;
+  stats.sum_exp_2 = sums.sum_exp_2;
+  stats.sum_d = sums.sum_d;
+  stats.weighted_d = sums.weighted_d;
+  stats.owns_target = owns_target;
+  if (owns_target) stats.target_d = target_z - max;
+  if (sums.argmax != INT_MAX) stats.argmax = static_cast<int>(pass.head.vocab_start) + sums.argmax;
+  // A NaN or +infinity logit, or none above -infinity: each makes a NaN of z - max. No column at all: the sum is 0.
+  if (!(sums.sum_exp > 0)) {
+    const float nan = NAN;
+    if (!(max == -INFINITY)) stats.max = nan;
+    stats.sum_exp = stats.sum_exp_d = stats.sum_exp_2 = nan;
+    stats.sum_d = stats.weighted_d = stats.target_d = nan;
+    stats.argmax = -1;
+    stats.degenerate = true;
+  }
+  return stats;
+}
+
+// log p of the row's ids and of its largest logits.
+__device__ void WriteColumns(const RowPass& pass, const RowBlock& block, const RowAnswer& answer,
+                             int64_t row, int rank) {
+  const RowColumns& columns = pass.columns;
+  if (columns.ids_logprob) {
+    float* out = columns.ids_logprob.Row<float>(row);
+    for (int k = threadIdx.x; k < columns.ids.width; k += kRowThreads) {
+      const int64_t id = columns.ids.Index(row, k);
+      if (id < 0) {
+        if (rank == 0) out[k] = 0;
+        continue;
+      }
+      const int column = static_cast<int>(id - pass.head.vocab_start);
+      if (!block.Owns(column)) continue;
+      const float value = block.transform()(block.Raw(column)) - answer.max - answer.log_sum;
+      out[k] = answer.degenerate ? NAN : value > 0 ? 0.0f : value;
+    }
+  }
+  if (rank != 0) return;
+  if (columns.topk_ids && answer.degenerate) {
+    int32_t* out = columns.topk_ids.Row<int32_t>(row);
+    for (int k = threadIdx.x; k < columns.topk_ids.width; k += kRowThreads) out[k] = -1;
+  }
+  if (columns.topk_logprob) {
+    float* out = columns.topk_logprob.Row<float>(row);
+    for (int k = threadIdx.x; k < columns.topk_logprob.width; k += kRowThreads) {
+      const float value = out[k] - answer.max - answer.log_sum;
+      out[k] = answer.degenerate ? NAN : value > 0 ? 0.0f : value;
+    }
+  }
+}
+
+__device__ void* DzRow(const RowPass& pass, int64_t r) {
+  const int64_t width = pass.dz_mode == DzMode::kF32 ? 4 : 2;
+  return static_cast<char*>(pass.dz) + r * pass.dz_stride * width;
+}
+
+__device__ bool WritesDz(const RowPass& pass) {
+  return pass.dz_mode != DzMode::kNone && pass.dz_mode != DzMode::kMeasure;
+}
+
+// dz = 0 for a row that is none, by all blocks of its cluster.
+__device__ void ClearRow(const RowPass& pass, int64_t r, const Cluster& cluster) {
+  if (!WritesDz(pass)) return;
+  const int64_t columns = (pass.head.vocab + 63) / 64 * 64;
+  const int64_t words = columns / (pass.dz_mode == DzMode::kF32 ? 1 : 2);
+  uint32_t* out = static_cast<uint32_t*>(DzRow(pass, r));
+  for (int64_t i = cluster.rank() * kRowThreads + threadIdx.x; i < words;
+       i += int64_t{kRowThreads} * cluster.size()) {
+    out[i] = 0;
+  }
+}
+
+// Whether the row has a gradient at all.
+__device__ bool IsLive(const RowPass& pass, const RowCoefficients& coefficients, int64_t row) {
+  if (!coefficients.IsZero()) return true;
+  if (!pass.columns.d_ids_logprob) return false;
+  const float* d = pass.columns.d_ids_logprob.Row<const float>(row);
+  for (int64_t k = 0; k < pass.columns.ids.width; ++k) {
+    if (d[k] != 0 && pass.columns.ids.Index(row, k) >= 0) return true;
+  }
+  return false;
+}
+
+// A cluster for each row.
+template <class Program>
+__global__ void __launch_bounds__(kRowThreads, 3)
+    RowKernel(const __grid_constant__ RowLaunch launch, const __grid_constant__ Program program) {
+  extern __shared__ float4 dynamic[];
+  __shared__ RowShared shared;
+  const RowPass& pass = launch.pass;
+  const Cluster cluster(launch.shape.cluster);
+  const int64_t r = blockIdx.x / launch.shape.cluster;
+  const int64_t row = pass.index[r];
+  if (row < 0 || pass.record->code != 0) {
+    ClearRow(pass, r, cluster);
+    if (pass.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) pass.live[r] = 0;
+    return;
+  }
+  float* buffer = reinterpret_cast<float*>(dynamic);
+  RowBlock block(launch, buffer, cluster.rank(), r, row);
+  const bool leader = cluster.rank() == 0 && threadIdx.x == 0;
+
+  const float thread_max = block.Load(!Program::kKnowsStatistics);
+  RowStatistics stats;
+  if constexpr (Program::kKnowsStatistics) {
+    __syncthreads();
+    if (threadIdx.x == 0 && block.Owns(block.target())) {
+      shared.target_raw = block.Raw(block.target());
+    }
+    if (leader) stats = program.KnownStatistics(row);
+    // Every block has read its slice: only then may dz be written over the row.
+    cluster.Sync();
+  } else {
+    const float max = RowMax(cluster, &shared, thread_max);
+    if (threadIdx.x == 0 && block.Owns(block.target())) {
+      shared.target_raw = block.Raw(block.target());
+    }
+    const RowSums sums = RowTotal(cluster, &shared, block.Sum(max));
+    if (leader) {
+      const bool owns_target = block.target() >= 0;
+      float target_z = 0;
+      if (owns_target) {
+        const int owner = block.target() / static_cast<int>(launch.shape.slice);
+        target_z = block.transform()(*cluster.Of(&shared.target_raw, owner));
+      }
+      stats = MakeStatistics(pass, sums, max, owns_target, target_z);
+    }
+  }
+  if (leader) {
+    RowAnswer answer;
+    answer.coefficients = program.Row(row, stats);
+    answer.max = stats.max;
+    answer.inverse_sum = 1.0f / stats.sum_exp;
+    answer.log_sum = logf(stats.sum_exp);
+    answer.degenerate = stats.degenerate;
+    if (pass.live != nullptr) pass.live[r] = IsLive(pass, answer.coefficients, row) ? 1 : 0;
+    if (pass.dz_mode == DzMode::kMeasure) {
+      pass.stored[row] = {answer.coefficients, stats.max, stats.sum_exp};
+    }
+    for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared.answer, b) = answer;
+  }
+  cluster.Sync();
+  const RowAnswer answer = shared.answer;
+  WriteColumns(pass, block, answer, row, cluster.rank());
+  if (pass.dz_mode == DzMode::kNone) return;
+
+  if (!launch.shape.on_chip && pass.columns.d_ids_logprob) {
+    // dz will cover the logits: keep those of the ids.
+    for (int k = threadIdx.x; k < pass.columns.ids.width; k += kRowThreads) {
+      const int column =
+          static_cast<int>(pass.columns.ids.Index(row, k) - pass.head.vocab_start);
+      if (block.Owns(column)) buffer[k] = block.Raw(column);
+    }
+  }
+  __syncthreads();
+  const float scale = pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
+  const float largest =
+      RowGradient(block, answer).Run(WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
+  if (pass.dz_mode != DzMode::kMeasure) return;
+  const float warp_largest = WarpMax(largest);
+  if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));
+}
+
+template <class Program>
+cudaError_t Launch(const RowPass& pass, const Program& program, const RowShape& shape,
+                   cudaStream_t stream) {
+  if (pass.rows == 0) return cudaSuccess;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(pass.rows * shape.cluster));
+  config.blockDim = dim3(kRowThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = shape.cluster > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, RowKernel<Program>, RowLaunch{pass, shape}, program);
+}
+
+template <class Program>
+cudaError_t Prepare(int64_t shared_limit) {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, RowKernel<Program>);
+  if (error != cudaSuccess) return error;
+  // As many blocks on a multiprocessor as its shared memory has slices.
+  error = cudaFuncSetAttribute(RowKernel<Program>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(
+      RowKernel<Program>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
+}
+
+template <class... Programs>
+cudaError_t PrepareAll(std::variant<Programs...>*, int64_t shared_limit) {
+  cudaError_t error = cudaSuccess;
+  ((error = error == cudaSuccess ? Prepare<Programs>(shared_limit) : error), ...);
+  return error;
+}
+
+}  // namespace
+
+RowShape ChooseRowShape(int64_t vocab, bool cluster_support, int64_t shared_limit) {
+  // Three blocks share a multiprocessor of an H200 (228 KB) while a slice has at most 72 KB.
+  constexpr int64_t kComfortable = 72 * 1024;
+  const int64_t reserve = static_cast<int64_t>(sizeof(RowShared)) + 256;
+  const int64_t padded = (vocab + 63) / 64 * 64;
+  RowShape shape;
+  const int largest = cluster_support ? 8 : 1;
+  for (shape.cluster = 1;; shape.cluster *= 2) {
+    shape.slice = ((padded + shape.cluster - 1) / shape.cluster + 63) / 64 * 64;
+    shape.shared_bytes = shape.slice * 4;
+    if (shape.shared_bytes <= kComfortable || shape.cluster == largest) break;
+  }
+  if (shape.shared_bytes > shared_limit - reserve) {
+    shape.cluster = 1;
+    shape.slice = padded;
+    shape.on_chip = false;
+    shape.shared_bytes = 1024 * 4;  // raw logits of up to 1024 ids
+  }
+  return shape;
+}
+
+cudaError_t LaunchRowPass(const RowPass& pass, const RowProgram& program, const RowShape& shape,
+                          cudaStream_t stream) {
+  return std::visit([&](const auto& rows) { return Launch(pass, rows, shape, stream); }, program);
+}
+
+cudaError_t LaunchStoredRowPass(const RowPass& pass, const StoredRows& program,
+                                const RowShape& shape, cudaStream_t stream) {
+  return Launch(pass, program, shape, stream);
+}
+
+cudaError_t PrepareRowKernels(int64_t shared_limit) {
+  const cudaError_t error = PrepareAll(static_cast<RowProgram*>(nullptr), shared_limit);
+  return error == cudaSuccess ? Prepare<StoredRows>(shared_limit) : error;
+}
+
+}  // namespace lossd

@@ -1,0 +1,133 @@
+#include "kernels/linear/engine.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/core/status_macros.h"
+
+namespace lossd {
+namespace {
+
+// Lives as long as the program: a device may copy from it after the call that asked.
+constexpr ResultRecord kEmptyRecord;
+
+// The rule of an input's elements. False if its elements are not bounded.
+bool MakeCheck(const FieldRule& rule, const HeadProblem& head, const TensorView& view,
+               ElementCheck* check) {
+  check->field = rule.index;
+  check->view = MakeRowsView(view, static_cast<int>(rule.dims.size()) - 1);
+  if (rule.name == "target" || rule.name == "ids") {
+    check->rule = ElementRule::kIndex;
+    check->low = 0;
+    check->high = head.valid_vocab;
+    check->padding = rule.name == "ids";
+    return true;
+  }
+  if (rule.name == "temperature_rows") {
+    check->rule = ElementRule::kAbove;
+    check->bound = 0;
+    return true;
+  }
+  if (rule.tensor.has_min_element()) {
+    check->rule = ElementRule::kAtLeast;
+    check->bound = static_cast<float>(rule.tensor.min_element());
+    return true;
+  }
+  check->rule = ElementRule::kFinite;
+  return rule.tensor.finite();
+}
+
+absl::Status TooMany(const OpSchema& schema, const char* what) {
+  return absl::InternalError(absl::StrCat(schema.name(), ": more ", what, " than a stage holds"));
+}
+
+}  // namespace
+
+absl::StatusOr<HeadEngine> HeadEngine::Start(const OpCall& call, Backend& backend,
+                                             const HeadProblem& head) {
+  HeadEngine engine(call, backend, head);
+  LOSSD_ASSIGN_OR_RETURN(engine.record_, engine.Allocate<ResultRecord>(1, "the result record"));
+  LOSSD_RETURN_IF_ERROR(
+      backend.device->CopyIn(engine.record_, &kEmptyRecord, sizeof(kEmptyRecord)));
+  LOSSD_RETURN_IF_ERROR(backend.head->SelectRows(head, call.options.host_may_wait, &engine.rows_));
+  LOSSD_RETURN_IF_ERROR(engine.CheckData());
+  LOSSD_RETURN_IF_ERROR(engine.FillOutputs());
+  return engine;
+}
+
+absl::Status HeadEngine::CheckData() {
+  ElementCheckStage elements;
+  elements.rows = head_.rows;
+  elements.counted = rows_.counted;
+  elements.count = rows_.count;
+  elements.record = record_;
+  SequenceCheckStage sequences;
+  sequences.sequences = call_->dims.Has("B") ? call_->dims["B"] : 1;
+  sequences.rows = head_.rows;
+  sequences.counted = rows_.counted;
+  sequences.record = record_;
+
+  for (const BoundTensor& bound : call_->binding->tensors()) {
+    const FieldRule& rule = *bound.rule;
+    if (!rule.is_input()) continue;
+    if (rule.name == "cu_seqlens") {
+      sequences.cu_seqlens = MakeRowsView(bound.view, 0);
+      sequences.field = rule.index;
+      continue;
+    }
+    ElementCheck check;
+    if (!MakeCheck(rule, head_, bound.view, &check)) continue;
+    check.shared = rule.dims[0] != "N" && rule.dims[0] != "B";
+    const bool fits = rule.dims[0] == "B" ? sequences.Add(check) : elements.Add(check);
+    if (!fits) return TooMany(*call_->schema, "bounded inputs");
+  }
+  if (elements.Instances() + sequences.Instances() == 0) return absl::OkStatus();
+  if (elements.Instances() > 0) LOSSD_RETURN_IF_ERROR(RunStage(elements, 1));
+  if (sequences.Instances() > 0) LOSSD_RETURN_IF_ERROR(RunStage(sequences, 1));
+  if (!call_->options.host_may_wait) return absl::OkStatus();
+  ResultRecord found;
+  LOSSD_RETURN_IF_ERROR(backend_->device->CopyOut(&found, record_, sizeof(found)));
+  LOSSD_RETURN_IF_ERROR(backend_->device->Synchronize());
+  return RecordStatus(*call_->schema, found);
+}
+
+absl::Status HeadEngine::FillOutputs() {
+  FillStage fill;
+  fill.rows = head_.rows;
+  fill.counted = rows_.counted;
+  for (const BoundTensor& bound : call_->binding->tensors()) {
+    const FieldRule& rule = *bound.rule;
+    if (!rule.is_output() || rule.dims[0] != "N") continue;
+    const Fill value = rule.name == "vocab_stats"    ? Fill::kVocabStats
+                       : rule.tensor.units() == "id" ? Fill::kMinusOne
+                                                     : Fill::kZero;
+    if (!fill.Add(MakeRowsView(bound.view, static_cast<int>(rule.dims.size()) - 1), value)) {
+      return TooMany(*call_->schema, "outputs");
+    }
+  }
+  // Every row counts: nothing to fill.
+  if (rows_.host_count == head_.rows) return absl::OkStatus();
+  return RunStage(fill, fill.Instances());
+}
+
+absl::Status HeadEngine::RunHead(const RowProgram& program, const HeadOutputs& outputs) {
+  HeadPass pass;
+  pass.head = head_;
+  pass.rows = rows_;
+  pass.program = program;
+  pass.columns = outputs.columns;
+  pass.gradients = outputs.gradients;
+  pass.column_weight = outputs.column_weight;
+  pass.batch_invariant = call_->options.batch_invariant;
+  pass.record = record_;
+  return backend_->head->RunHead(pass, &plan_);
+}
+
+PendingResult HeadEngine::Finish() {
+  PendingResult result;
+  result.record = record_;
+  result.plan = std::move(plan_);
+  return result;
+}
+
+}  // namespace lossd

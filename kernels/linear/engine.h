@@ -1,0 +1,69 @@
+// The course of a call that every linear operation has in common: rows that count, data checks, stages, sweeps of the head.
+#ifndef LOSSD_KERNELS_LINEAR_ENGINE_H_
+#define LOSSD_KERNELS_LINEAR_ENGINE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/core/op.h"
+#include "kernels/linear/head.h"
+#include "kernels/linear/head_backend.h"
+#include "kernels/objectives/objectives.h"
+
+namespace lossd {
+
+// What a sweep computes beside what its row program writes.
+struct HeadOutputs {
+  RowColumns columns;
+  HeadGradients gradients;
+  const float* column_weight = nullptr;  // as in HeadPass
+};
+
+// One call. Used in this order: Start; the operation's own start stages; RunHead, once or several times; its end stages; Finish.
+class HeadEngine {
+ public:
+  // Allocates the record and the row set, finds the rows that count, looks for wrong data and fills the outputs of the other rows.
+  // The checks and the fills follow from the schema: target within [0, valid_vocab), temperature_rows above 0, ids -1 or valid,
+  // cu_seqlens rising from 0 to N, inputs marked finite or min_element; outputs of N rows become 0, ids among them -1.
+  // If the host may wait, wrong data are an error here and nothing has been written. Otherwise the record keeps them, and later
+  // stages and sweeps do nothing.
+  static absl::StatusOr<HeadEngine> Start(const OpCall& call, Backend& backend,
+                                          const HeadProblem& head);
+
+  const HeadProblem& head() const { return head_; }
+  const RowSet& rows() const { return rows_; }
+  ResultRecord* record() const { return record_; }
+
+  // Workspace memory until the end of the call, contents undefined.
+  template <class T>
+  absl::StatusOr<T*> Allocate(int64_t count, const char* what) {
+    return backend_->device->workspace().AllocateArray<T>(count, what);
+  }
+
+  absl::Status RunStage(const Stage& stage, int64_t instances) {
+    return backend_->head->RunStage(stage, instances);
+  }
+  absl::Status RunHead(const RowProgram& program, const HeadOutputs& outputs);
+
+  PendingResult Finish();
+
+ private:
+  HeadEngine(const OpCall& call, Backend& backend, const HeadProblem& head)
+      : call_(&call), backend_(&backend), head_(head) {}
+
+  absl::Status CheckData();
+  absl::Status FillOutputs();
+
+  const OpCall* call_;
+  Backend* backend_;
+  HeadProblem head_;
+  RowSet rows_;
+  ResultRecord* record_ = nullptr;
+  std::string plan_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_LINEAR_ENGINE_H_

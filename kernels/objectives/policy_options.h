@@ -1,0 +1,66 @@
+// The options of a policy loss as its formulas read them. Plain C++: nvcc reads it.
+#ifndef LOSSD_KERNELS_OBJECTIVES_POLICY_OPTIONS_H_
+#define LOSSD_KERNELS_OBJECTIVES_POLICY_OPTIONS_H_
+
+#include <cstdint>
+#include <limits>
+
+namespace lossd {
+
+// Numbers are those of the enums in policy.proto (checked at compile time where they are converted).
+enum class PolicyKind : int32_t { kPpo = 1, kReinforce = 2, kGpg = 3 };
+enum class LogRatioClamp : int32_t { kNone = 1, kSymmetric = 2, kUpper = 3 };
+enum class ImportanceLevel : int32_t { kNone = 1, kToken = 2, kSequenceSum = 3, kSequenceMean = 4 };
+enum class ImportanceMode : int32_t { kRaw = 1, kTruncate = 2, kMask = 3 };
+enum class KlEstimator : int32_t { kNone = 1, kK1 = 2, kK2 = 3, kK3 = 4, kAbs = 5 };
+enum class KlWeight : int32_t { kNone = 1, kRatio = 2, kScoreFunction = 3, kSamplerRatio = 4 };
+enum class EntropyKind : int32_t { kNone = 1, kTrue = 2, kSampledPlogp = 3 };
+enum class SequenceWeighting : int32_t { kOne = 1, kInverseLength = 2, kLength = 3 };
+enum class PolicyDenominator : int32_t { kGiven = 1, kCount = 2, kSequences = 3 };
+
+// A bound that is not asked for is infinite, so that no formula needs to know whether it is there.
+template <class Real>
+struct PolicyOptions {
+  static constexpr Real kNever = std::numeric_limits<Real>::infinity();
+
+  PolicyKind kind = PolicyKind::kPpo;
+  LogRatioClamp log_ratio_clamp = LogRatioClamp::kNone;
+  Real log_ratio_bound = 20;  // nats
+  Real ratio_low = 0;         // 1 - clip_low
+  Real ratio_high = kNever;   // 1 + clip_high
+  Real ratio_cap = kNever;    // dual clip, delta
+
+  ImportanceLevel is_level = ImportanceLevel::kNone;
+  ImportanceMode is_mode = ImportanceMode::kRaw;
+  Real is_log_clamp = kNever;  // nats
+  Real is_min = 0;
+  Real is_max = kNever;
+  bool is_row_filter = false;
+  Real is_row_min = 0;
+  Real is_row_max = kNever;
+  Real is_normalizer = 1;
+
+  Real entropy_threshold = -kNever;  // nats; -infinity: no gate
+  bool has_off_policy_threshold = false;
+  Real off_policy_threshold = kNever;  // nats
+
+  KlEstimator kl_estimator = KlEstimator::kNone;
+  KlWeight kl_weight = KlWeight::kNone;
+  Real kl_coef = 0;
+  Real kl_in_clamp = kNever;   // nats
+  Real kl_out_clamp = kNever;  // nats
+  bool kl_straight_through = false;
+
+  EntropyKind entropy_kind = EntropyKind::kNone;
+  Real entropy_coef = 0;
+  // Reciprocal of entropy_denominator; 0: the term is part of the token's loss.
+  Real inverse_entropy_denominator = 0;
+
+  SequenceWeighting sequence_weighting = SequenceWeighting::kOne;
+  PolicyDenominator denominator_from = PolicyDenominator::kGiven;
+  double denominator = 1;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_OBJECTIVES_POLICY_OPTIONS_H_

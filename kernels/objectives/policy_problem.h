@@ -1,0 +1,225 @@
+// A policy loss call in plain numbers and pointers, and how one row of it is evaluated. Plain C++: nvcc reads it.
+#ifndef LOSSD_KERNELS_OBJECTIVES_POLICY_PROBLEM_H_
+#define LOSSD_KERNELS_OBJECTIVES_POLICY_PROBLEM_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/core/host_device.h"
+#include "kernels/core/result_record.h"
+#include "kernels/core/tensor_view.h"
+#include "kernels/objectives/metrics.h"
+#include "kernels/objectives/policy_options.h"
+#include "kernels/objectives/policy_token.h"
+#include "kernels/objectives/row.h"
+
+namespace lossd {
+
+// Metrics by number; kPolicyMetricNames in the operation has their names in this order.
+enum PolicyMetric : int32_t {
+  kPolicyLoss,
+  kPolicyPg,
+  kPolicyRatio,
+  kPolicyLogRatio,
+  kPolicyBelow,
+  kPolicyAbove,
+  kPolicyClipLow,
+  kPolicyClipHigh,
+  kPolicyRatioCapped,
+  kPolicyKl,
+  kPolicyEntropy,
+  kPolicyImportanceWeight,
+  kPolicyImportanceWeightSquared,
+  kPolicyImportanceOutOfBounds,
+  kPolicyProbDifference,
+  kPolicyMultProbError,
+  kPolicySamplerK3,
+  kPolicyPolicyK3,
+  kPolicyJs,
+  kPolicyApproxEntropy,
+  kPolicyAccuracy,
+  kPolicyHeadEntropy,
+  kPolicyMeanLogit,
+  kPolicyMetrics
+};
+
+// What the sequence stage finds out about a sequence.
+struct PolicySequence {
+  int64_t length = 0;           // rows that count
+  double omega = 0;             // length factor times sequence_weight
+  float importance_weight = 1;  // with a level of sequences
+  bool importance_out_of_bounds = false;
+  bool dropped = false;  // by the row filter
+  float drift = 0;       // mean of sampler - lp; only with off_policy_threshold
+};
+
+// What the start stage finds out about the call.
+struct PolicyTotals {
+  double inverse_denominator = 1;
+  double scale = 1;          // d_loss / D
+  double entropy_scale = 0;  // d_loss / entropy_denominator
+};
+
+struct PolicyProblem {
+  PolicyOptions<float> options;
+  int64_t rows = 0;
+  int64_t sequences = 1;
+  int64_t valid_vocab = 0;  // K; for the metric mean_logit
+
+  // Inputs [N]; those that the options don't ask for may be absent.
+  RowsView target;
+  RowsView advantage;
+  RowsView old_logprob;  // absent: the current policy's own, as a constant
+  RowsView ref_logprob;
+  RowsView sampler_logprob;
+  RowsView row_weight;
+  RowsView pg_weight;
+  RowsView entropy_mask;
+  // Inputs [B]; cu_seqlens is [B + 1].
+  RowsView cu_seqlens;
+  RowsView sequence_advantage;  // if there is no advantage
+  RowsView sequence_weight;
+  RowsView sequence_pg_weight;
+  RowsView d_loss;  // [1]
+
+  // Outputs, each may be absent.
+  RowsView loss;  // [1]
+  RowsView row_loss;
+  RowsView ratio;
+  RowsView importance_weight;
+  RowsView kl;
+  RowsView logprob;
+  RowsView lse;
+  RowsView entropy;
+
+  bool head_metrics = false;
+
+  // Workspace.
+  const uint8_t* counted = nullptr;    // [N]
+  int32_t* sequence_of = nullptr;      // [N], written on rows that count
+  PolicySequence* sequence = nullptr;  // [B]
+  PolicyTotals* totals = nullptr;      // [1]
+  uint8_t* degenerate = nullptr;       // [N], written on rows that count
+  MetricColumns metrics;
+  // Only where sequences need log-probabilities of this call (two passes over the logits).
+  RowStatistics* statistics = nullptr;  // [N]
+  float* d_logprob = nullptr;           // [N]
+  float* d_entropy = nullptr;           // [N]
+  ResultRecord* record = nullptr;
+
+  LOSSD_HD float Old(int64_t row, float lp) const {
+    return old_logprob ? old_logprob.F32(row) : lp;
+  }
+  LOSSD_HD float Advantage(int64_t row, int64_t b) const {
+    return advantage ? advantage.F32(row) : sequence_advantage.F32(b);
+  }
+
+  // Value, outputs and metrics of a row that counts, and the coefficients of its gradient. By one thread.
+  LOSSD_HD RowCoefficients Evaluate(int64_t row, const RowStatistics& stats) const;
+
+ private:
+  LOSSD_HD ImportanceTerm<float> Importance(int64_t row, const PolicySequence& of, float old) const;
+  LOSSD_HD void WriteMetrics(int64_t row, const RowStatistics& stats,
+                             const PolicyToken<float>& token,
+                             const PolicyTokenResult<float>& result,
+                             const ImportanceTerm<float>& importance) const;
+};
+
+LOSSD_HD ImportanceTerm<float> PolicyProblem::Importance(int64_t row, const PolicySequence& of,
+                                                         float old) const {
+  ImportanceTerm<float> term;
+  if (options.is_level == ImportanceLevel::kNone) return term;
+  if (options.is_level == ImportanceLevel::kToken) {
+    term = ImportanceWeight(options, static_cast<double>(old) - sampler_logprob.F32(row));
+  } else {
+    term = {of.importance_weight, of.importance_out_of_bounds};
+  }
+  if (of.dropped) term = {0, true};
+  return term;
+}
+
+LOSSD_HD RowCoefficients PolicyProblem::Evaluate(int64_t row, const RowStatistics& stats) const {
+  const int64_t b = sequence_of[row];
+  const PolicySequence& of = sequence[b];
+  PolicyToken<float> token;
+  token.lp = stats.Logprob();
+  token.entropy = stats.Entropy();
+  token.old = Old(row, token.lp);
+  if (ref_logprob) token.reference = ref_logprob.F32(row);
+  if (sampler_logprob) token.sampler = sampler_logprob.F32(row);
+  token.advantage = Advantage(row, b);
+  if (row_weight) token.row_weight = row_weight.F32(row);
+  const ImportanceTerm<float> importance = Importance(row, of, token.old);
+  token.pg_weight = importance.weight;
+  if (pg_weight) token.pg_weight = Times(pg_weight.F32(row), token.pg_weight);
+  if (sequence_pg_weight) token.pg_weight = Times(sequence_pg_weight.F32(b), token.pg_weight);
+  if (!PassesEntropyGate(options, token.entropy) ||
+      !PassesOffPolicyGate(options, token.advantage, of.drift)) {
+    token.pg_weight = 0;
+  }
+  if (entropy_mask) token.in_entropy_term = entropy_mask.Mask(row);
+  token.scale = static_cast<float>(Times(of.omega, totals->scale));
+  token.entropy_scale = static_cast<float>(totals->entropy_scale);
+
+  const PolicyTokenResult<float> result = EvaluatePolicyToken(options, token);
+  if (row_loss) row_loss.SetF32(row, result.loss);
+  if (ratio) ratio.SetF32(row, result.ratio);
+  if (importance_weight) importance_weight.SetF32(row, importance.weight);
+  if (kl) kl.SetF32(row, result.kl);
+  if (logprob) logprob.SetF32(row, token.lp);
+  if (lse) lse.SetF32(row, stats.Lse());
+  if (entropy) entropy.SetF32(row, token.entropy);
+  degenerate[row] = stats.degenerate ? 1 : 0;
+  WriteMetrics(row, stats, token, result, importance);
+
+  RowCoefficients out;
+  out.c = -result.d_logprob;
+  out.a = -result.d_logprob;
+  out.h = result.d_entropy;
+  out.entropy = token.entropy;
+  return out;
+}
+
+LOSSD_HD void PolicyProblem::WriteMetrics(int64_t row, const RowStatistics& stats,
+                                          const PolicyToken<float>& token,
+                                          const PolicyTokenResult<float>& result,
+                                          const ImportanceTerm<float>& importance) const {
+  const PolicyFlags flags = BoundFlags(options, result.ratio, token.advantage);
+  metrics.Begin(row);
+  metrics.Add(row, kPolicyLoss, result.loss);
+  metrics.Add(row, kPolicyPg, result.pg);
+  metrics.Add(row, kPolicyRatio, result.ratio);
+  metrics.Add(row, kPolicyLogRatio, result.log_ratio);
+  metrics.Add(row, kPolicyBelow, flags.below ? 1.0f : 0.0f);
+  metrics.Add(row, kPolicyAbove, flags.above ? 1.0f : 0.0f);
+  metrics.Add(row, kPolicyClipLow, flags.below && token.advantage < 0 ? 1.0f : 0.0f);
+  metrics.Add(row, kPolicyClipHigh, flags.above && token.advantage > 0 ? 1.0f : 0.0f);
+  metrics.Add(row, kPolicyRatioCapped, flags.capped ? 1.0f : 0.0f);
+  if (options.kl_estimator != KlEstimator::kNone) metrics.Add(row, kPolicyKl, result.kl);
+  if (options.entropy_kind != EntropyKind::kNone && token.in_entropy_term) {
+    metrics.Add(row, kPolicyEntropy, result.entropy);
+  }
+  if (options.is_level != ImportanceLevel::kNone) {
+    metrics.Add(row, kPolicyImportanceWeight, importance.weight);
+    metrics.Add(row, kPolicyImportanceWeightSquared, importance.weight * importance.weight);
+    metrics.Add(row, kPolicyImportanceOutOfBounds, importance.out_of_bounds ? 1.0f : 0.0f);
+  }
+  if (sampler_logprob) {
+    const MismatchMetrics<float> mismatch = Mismatch(token.lp, token.old, token.sampler);
+    metrics.Add(row, kPolicyProbDifference, mismatch.prob_difference);
+    metrics.Add(row, kPolicyMultProbError, mismatch.mult_prob_error);
+    metrics.Add(row, kPolicySamplerK3, mismatch.sampler_k3);
+    metrics.Add(row, kPolicyPolicyK3, mismatch.policy_k3);
+    metrics.Add(row, kPolicyJs, mismatch.js);
+    metrics.Add(row, kPolicyApproxEntropy, mismatch.approx_entropy);
+  }
+  if (head_metrics) {
+    metrics.Add(row, kPolicyAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
+    metrics.Add(row, kPolicyHeadEntropy, token.entropy);
+    metrics.Add(row, kPolicyMeanLogit, stats.MeanLogit(valid_vocab));
+  }
+}
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_OBJECTIVES_POLICY_PROBLEM_H_

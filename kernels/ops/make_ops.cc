@@ -1,0 +1,22 @@
+#include "kernels/core/status_macros.h"
+#include "kernels/ops/linear_cross_entropy.h"
+#include "kernels/ops/linear_logprob.h"
+#include "kernels/ops/linear_logprob_backward.h"
+#include "kernels/ops/linear_policy_loss.h"
+#include "kernels/ops/ops.h"
+
+namespace lossd {
+
+absl::StatusOr<std::vector<std::unique_ptr<Op>>> MakeOps() {
+  std::vector<std::unique_ptr<Op>> ops;
+#define LOSSD_OP(Name, header)                                                         \
+  {                                                                                    \
+    LOSSD_ASSIGN_OR_RETURN(OpSchema schema, OpSchema::Create(v1::Name::descriptor())); \
+    ops.push_back(std::make_unique<Name##Op>(std::move(schema)));                      \
+  }
+#include "kernels/ops/list.inc"
+#undef LOSSD_OP
+  return ops;
+}
+
+}  // namespace lossd

@@ -1,0 +1,79 @@
+#include "server/loss_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "server/caller.h"
+#include "server/grpc_status.h"
+
+namespace lossd {
+namespace {
+
+// One unary call. Deletes itself when gRPC is done with it.
+class RunReactor final : public grpc::ServerUnaryReactor {
+ public:
+  RunReactor(const CallContext& context, std::shared_ptr<Session> session,
+             const v1::RunRequest* request, v1::RunReply* reply, absl::Time deadline)
+      : call_(std::make_shared<Call>(
+            context, std::move(session), request, reply, deadline,
+            [this](const absl::Status& status) { Finish(ToGrpcStatus(status)); })) {}
+
+  void Start() {
+    // The answer may come, and this object go, before Call::Start returns.
+    const std::shared_ptr<Call> call = call_;
+    call->Start();
+  }
+
+  void OnCancel() override { call_->Cancel(); }
+  void OnDone() override { delete this; }
+
+ private:
+  const std::shared_ptr<Call> call_;
+};
+
+class FailedStream final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply> {
+ public:
+  explicit FailedStream(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* LossService::Run(grpc::CallbackServerContext* context,
+                                           const v1::RunRequest* request, v1::RunReply* reply) {
+  auto session = FindSession(*context, sessions_);
+  if (!session.ok()) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(session.status()));
+    return reactor;
+  }
+  auto* reactor =
+      new RunReactor(context_, *std::move(session), request, reply, DeadlineOf(*context));
+  reactor->Start();
+  return reactor;
+}
+
+grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply>* LossService::RunStream(
+    grpc::CallbackServerContext* context) {
+  auto session = FindSession(*context, sessions_);
+  if (!session.ok()) return new FailedStream(session.status());
+  return new lossd::RunStream(context_, *std::move(session), streams_);
+}
+
+grpc::ServerUnaryReactor* LossService::ListOps(grpc::CallbackServerContext* context,
+                                               const v1::ListOpsRequest*, v1::ListOpsReply* reply) {
+  for (const auto& op : context_.registry->ops()) {
+    v1::OpDescription* description = reply->add_ops();
+    description->set_name(op->name());
+    description->set_formula(op->schema().info().formula());
+    description->set_source(op->schema().info().source());
+    // Start-up fails if a backend lacks an operation.
+    description->set_available(true);
+  }
+  *reply->mutable_server() = IsUnixCaller(*context) ? infos_.unix_socket : infos_.tcp;
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+}  // namespace lossd

@@ -1,0 +1,44 @@
+// The Losses service: thin, and nothing in it waits.
+#ifndef LOSSD_SERVER_LOSS_SERVICE_H_
+#define LOSSD_SERVER_LOSS_SERVICE_H_
+
+#include "kernels/core/registry.h"
+#include "lossd/v1/service.grpc.pb.h"
+#include "server/call.h"
+#include "server/run_stream.h"
+#include "server/session_table.h"
+
+namespace lossd {
+
+// What ListOps and Open say of the server, for each listener.
+struct ServerInfos {
+  v1::ServerInfo unix_socket;
+  v1::ServerInfo tcp;
+};
+
+class LossService final : public v1::Losses::CallbackService {
+ public:
+  // All is borrowed.
+  LossService(const CallContext& context, const SessionTable& sessions, const ServerInfos& infos)
+      : context_(context), sessions_(sessions), infos_(infos) {}
+
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::RunRequest* request,
+                                v1::RunReply* reply) override;
+  grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply>* RunStream(
+      grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* ListOps(grpc::CallbackServerContext* context,
+                                    const v1::ListOpsRequest* request,
+                                    v1::ListOpsReply* reply) override;
+
+  StreamSet& streams() { return streams_; }
+
+ private:
+  const CallContext& context_;
+  const SessionTable& sessions_;
+  const ServerInfos& infos_;
+  StreamSet streams_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_SERVER_LOSS_SERVICE_H_

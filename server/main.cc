@@ -1,0 +1,70 @@
+// The executable: flags, signals, exit code.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "server/log.h"
+#include "server/options.h"
+#include "server/server.h"
+#include "server/stop_signal.h"
+
+namespace {
+
+enum ExitCode { kStopped = 0, kStoppedEarly = 1, kNotStarted = 2, kDeviceLost = 3 };
+
+// Every registered memfd and every connection is a descriptor.
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int Serve(const lossd::Options& options) {
+  const lossd::Logger log(options.log_level);
+  // Before any thread starts: all of them inherit the signal mask.
+  lossd::StopSignal stop(options.parent_death, options.parent_pid);
+  RaiseDescriptorLimit();
+  auto server = lossd::Server::Start(options, log, [&stop] { stop.Wake(); });
+  if (!server.ok()) {
+    log.Error("start_failed", {{"status", server.status()}});
+    return kNotStarted;
+  }
+  for (const lossd::ListenAddress& address : (*server)->addresses()) {
+    log.Info("listening", {{"address", address.ToString()}});
+  }
+  const char* reason = nullptr;
+  while ((reason = stop.Wait(absl::Seconds(1))) == nullptr && !(*server)->lost()) (*server)->Tick();
+  if ((*server)->lost()) {
+    (*server)->Abandon();
+    // Destructors of what lives on a lost device may hang.
+    ::_exit(kDeviceLost);
+  }
+  log.Info("draining", {{"reason", reason}});
+  const bool done = (*server)->Drain(options.drain_timeout);
+  log.Info("stopped", {{"all_done", done ? 1 : 0}});
+  return done ? kStopped : kStoppedEarly;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto options = lossd::ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
+  if (!options.ok()) {
+    std::fprintf(stderr, "lossd: %s\n", std::string(options.status().message()).c_str());
+    return kNotStarted;
+  }
+  if (options->help) {
+    std::fputs(lossd::HelpText().c_str(), stdout);
+    return kStopped;
+  }
+  if (options->version) {
+    std::printf("lossd %s\n", LOSSD_VERSION);
+    return kStopped;
+  }
+  return Serve(*options);
+}

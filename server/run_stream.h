@@ -1,0 +1,89 @@
+// Losses.RunStream: many calls over one stream, answered in the order of their completion.
+#ifndef LOSSD_SERVER_RUN_STREAM_H_
+#define LOSSD_SERVER_RUN_STREAM_H_
+
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "lossd/v1/service.pb.h"
+#include "server/call.h"
+#include "server/session.h"
+
+namespace lossd {
+
+class RunStream;
+
+// The open streams, so that they can be ended when the server stops. Thread-safe.
+class StreamSet {
+ public:
+  // Lets every stream answer what it has accepted, then ends it with `status`; also those that come later.
+  void Close(const absl::Status& status);
+
+ private:
+  friend class RunStream;
+  std::mutex mu_;
+  // Guarded by mu_.
+  std::set<RunStream*> streams_;
+  absl::Status closing_;
+};
+
+// Deletes itself when the stream is done. gRPC and the dispatcher call it on their threads; nothing in it waits.
+class RunStream final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply> {
+ public:
+  // A stream with so many unanswered calls is not read from: flow control then stops the client.
+  static constexpr int kMaxInFlight = 256;
+
+  RunStream(const CallContext& context, std::shared_ptr<Session> session, StreamSet& streams);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  friend class StreamSet;
+
+  // Messages of one call. Kept for the next one: clearing a message keeps its memory.
+  struct Frame {
+    v1::StreamRequest request;
+    v1::StreamReply reply;
+    std::shared_ptr<Call> call;
+  };
+
+  ~RunStream() override = default;
+  void BeginFrame(Frame* frame);
+  void EndFrame(Frame* frame, const absl::Status& status);
+  void CloseWith(const absl::Status& status);
+  Frame* NewFrameLocked();
+  // The frame to read into, if it is time to read; null otherwise.
+  Frame* TakeReadLocked();
+  // True for the one who must call Finish(*status): all is answered and nothing more comes.
+  bool TakeFinishLocked(absl::Status* status);
+
+  const CallContext& context_;
+  const std::shared_ptr<Session> session_;
+  StreamSet& streams_;
+
+  std::mutex mu_;
+  // Guarded by mu_.
+  std::set<Frame*> active_;      // read and not yet answered
+  std::deque<Frame*> answered_;  // of those: waiting for the write; the first is being written
+  std::vector<std::unique_ptr<Frame>> free_;
+  Frame* next_ = nullptr;  // being read into
+  bool beginning_ =
+      false;  // a frame is between its read and its place in the queue: the next must not overtake it
+  bool no_more_reads_ = false;
+  bool broken_ = false;  // the client is gone: answers are dropped
+  bool finished_ = false;
+  absl::Status status_;  // what the stream ends with
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_SERVER_RUN_STREAM_H_

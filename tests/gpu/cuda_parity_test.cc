@@ -1,0 +1,287 @@
+// The CUDA backend against the conformance vectors and against the CPU backend. Usage: cuda_parity_test VECTORS_DIR [GoogleTest flags]
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "client/conformance/vectors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/gpu/cuda_runner.h"
+#include "tests/parity/cases.h"
+#include "tests/testing/local_runner.h"
+#include "tests/testing/request_builder.h"
+
+namespace lossd {
+namespace {
+
+// Set by main.
+std::string* vectors_directory = nullptr;
+
+enum class Way { kInline, kInMemory, kEnqueued };
+
+const char* NameOf(Way way) {
+  return way == Way::kInline ? "inline" : way == Way::kInMemory ? "in memory" : "enqueued";
+}
+
+absl::StatusOr<v1::OpReply> RunBy(CudaRunner& runner, Way way, const v1::Op& op,
+                                  bool batch_invariant = false) {
+  RunOptions options;
+  options.batch_invariant = batch_invariant;
+  options.host_may_wait = way != Way::kEnqueued;
+  return way == Way::kInline ? runner.Run(op, options) : runner.RunInMemory(op, options);
+}
+
+struct VectorsCase {
+  uint64_t workspace_bytes;
+  Way way;
+  bool batch_invariant;
+};
+
+class VectorsTest : public testing::TestWithParam<VectorsCase> {};
+
+TEST_P(VectorsTest, Pass) {
+  CudaRunner runner(GetParam().workspace_bytes);
+  const auto files = conformance::FindFiles(*vectors_directory);
+  ASSERT_TRUE(files.ok()) << files.status();
+  std::map<std::string, int> passed, failed, skipped;
+  for (const std::string& file : *files) {
+    const auto lines = conformance::ReadLines(file);
+    ASSERT_TRUE(lines.ok()) << lines.status();
+    for (const std::string& line : *lines) {
+      const conformance::Outcome outcome = conformance::RunVector(line, [&](const v1::Op& op) {
+        return RunBy(runner, GetParam().way, op, GetParam().batch_invariant);
+      });
+      if (outcome.kind == conformance::Outcome::kPassed) ++passed[outcome.op];
+      if (outcome.kind == conformance::Outcome::kSkipped) ++skipped[outcome.op];
+      if (outcome.kind != conformance::Outcome::kFailed) continue;
+      ++failed[outcome.op];
+      ADD_FAILURE() << outcome.id << ": " << outcome.text;
+    }
+  }
+  for (const auto& op : runner.registry().ops()) {
+    std::cout << "  " << op->name() << " " << NameOf(GetParam().way) << " workspace "
+              << GetParam().workspace_bytes << (GetParam().batch_invariant ? " invariant" : "")
+              << ": " << passed[op->name()] << " passed, " << failed[op->name()] << " failed, "
+              << skipped[op->name()] << " skipped\n";
+    EXPECT_GT(passed[op->name()], 0) << op->name();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, VectorsTest,
+    testing::Values(VectorsCase{uint64_t{256} << 20, Way::kInline, false},
+                    VectorsCase{uint64_t{256} << 20, Way::kInMemory, true},
+                    VectorsCase{uint64_t{8} << 20, Way::kEnqueued, false}));
+
+// ||a - b|| / ||b||; infinities and NaN must be at the same places.
+double Distance(const v1::Tensor& a, const v1::Tensor& b) {
+  const std::vector<double> x = Elements(a);
+  const std::vector<double> y = Elements(b);
+  if (x.size() != y.size()) return INFINITY;
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::isfinite(x[i]) != std::isfinite(y[i])) return INFINITY;
+    if (!std::isfinite(x[i])) continue;
+    difference += (x[i] - y[i]) * (x[i] - y[i]);
+    norm += y[i] * y[i];
+  }
+  return difference == 0 ? 0 : std::sqrt(difference) / std::max(std::sqrt(norm), 1e-6);
+}
+
+struct Shape {
+  int64_t rows;
+  int64_t hidden;
+  int64_t vocab;
+};
+
+// Reason beside each: the exact path; the library's 16-bit path with an odd hidden size; a ragged vocabulary over two blocks; many rows.
+constexpr Shape kExact = {7, 5, 11};
+constexpr Shape kOdd = {130, 77, 1000};
+constexpr Shape kRagged = {40, 64, 32777};
+constexpr Shape kRows = {700, 96, 1536};
+
+std::string OutputsOf(const std::string& op) {
+  const std::string gradients = "grad_hidden grad_weight grad_bias";
+  if (op == "LinearLogprobBackward") return gradients;
+  if (op == "LinearLogprob") {
+    return "logprob lse entropy lse2 log_sum_p2 argmax correct max_prob mean_logit vocab_stats "
+           "ids_logprob topk_ids topk_logprob";
+  }
+  return "loss logprob lse entropy row_loss " + gradients;
+}
+
+// The op with sensible extents; outputs that the case does not allow are left out.
+v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Shape& shape,
+                 v1::DType model) {
+  RequestBuilder builder;
+  builder.dims["N"] = shape.rows;
+  builder.dims["H"] = shape.hidden;
+  builder.dims["V"] = builder.dims["VocabTotal"] = shape.vocab;
+  RequestSpec spec;
+  spec.op = c.op;
+  spec.inputs = c.inputs + " " + c.added_inputs;
+  spec.options = c.options + " " + c.added_options;
+  spec.outputs = OutputsOf(c.op);
+  if (spec.inputs.find("bias") == std::string::npos) {
+    spec.outputs.resize(spec.outputs.rfind(" grad_bias") == std::string::npos
+                            ? spec.outputs.size()
+                            : spec.outputs.rfind(" grad_bias"));
+  }
+  spec.model = model;
+  v1::Op op = builder.Build(registry.Find(c.op)->schema(), spec);
+  // Gradients in the model's type where the hidden size is odd, in fp32 elsewhere.
+  for (const char* name : {"grad_hidden", "grad_weight", "grad_bias"}) {
+    const FieldRule* rule = registry.Find(c.op)->schema().Find(name);
+    if (rule == nullptr || !HasField(*MutableRequest(&op), *rule) || shape.hidden % 2 == 0) continue;
+    MutableTensor(MutableRequest(&op), *rule)->set_dtype(model);
+  }
+  // Logits of a few nats, whatever the hidden size.
+  for (const char* name : {"hidden", "weight"}) {
+    v1::Tensor* tensor = MutableTensor(MutableRequest(&op), *registry.Find(c.op)->schema().Find(name));
+    std::vector<double> values = Elements(*tensor);
+    for (double& value : values) value *= std::pow(5.0 / std::max<int64_t>(shape.hidden, 5), 0.25);
+    SetElements(values, tensor);
+  }
+  return op;
+}
+
+double ToleranceOf(const std::string& output, v1::DType model) {
+  if (output.rfind("grad_", 0) != 0 || model == v1::F32) return 3e-5;
+  return model == v1::BF16 ? 4e-3 : 6e-4;
+}
+
+class ParityTest : public testing::Test {
+ protected:
+  void Compare(const OptionCase& c, const Shape& shape, v1::DType model) {
+    const v1::Op op = BuildCase(cpu_.registry(), c, shape, model);
+    const std::string name = NameOf(c) + " " + v1::DType_Name(model) + " V " + std::to_string(shape.vocab);
+    auto want = cpu_.Run(op);
+    for (const Way way : {Way::kInMemory, Way::kEnqueued}) {
+      for (CudaRunner* runner : {&large_, &small_}) {
+        auto got = RunBy(*runner, way, op);
+        if (want.ok() != got.ok()) {
+          ADD_FAILURE() << name << ": cpu " << want.status() << ", cuda " << got.status();
+          continue;
+        }
+        if (!want.ok()) continue;
+        ++compared_;
+        for (const auto& [output, tensor] : want->outputs()) {
+          const double distance = Distance(got->outputs().at(output), tensor);
+          worst_[v1::DType_Name(model) + (output.rfind("grad_", 0) == 0 ? " gradients" : " values")] =
+              std::max(worst_[v1::DType_Name(model) +
+                              (output.rfind("grad_", 0) == 0 ? " gradients" : " values")],
+                       distance);
+          EXPECT_LE(distance, ToleranceOf(output, model))
+              << name << ", " << NameOf(way) << ", " << output << ", plan " << got->plan();
+        }
+        auto again = RunBy(*runner, way, op);
+        ASSERT_TRUE(again.ok());
+        for (const auto& [output, tensor] : got->outputs()) {
+          EXPECT_TRUE(tensor.inline_data() == again->outputs().at(output).inline_data())
+              << name << ": " << output << " differs between equal calls";
+        }
+      }
+    }
+  }
+  ~ParityTest() override {
+    for (const auto& [what, distance] : worst_) {
+      std::cout << "  worst " << what << ": " << distance << "\n";
+    }
+    std::cout << "  " << compared_ << " comparisons\n";
+  }
+
+  LocalRunner cpu_{uint64_t{1} << 30};
+  CudaRunner large_{uint64_t{1} << 30};
+  CudaRunner small_{uint64_t{24} << 20};
+  std::map<std::string, double> worst_;
+  int compared_ = 0;
+};
+
+TEST_F(ParityTest, EveryOptionInEveryType) {
+  for (const OptionCase& c : OptionCases()) {
+    for (const v1::DType model : {v1::F32, v1::BF16, v1::F16}) {
+      Compare(c, kExact, model);
+      Compare(c, kOdd, model);
+    }
+  }
+}
+
+std::vector<OptionCase> MainCases() {
+  return {{"LinearCrossEntropy", "target bias mask", "", "", "z_loss=0.05 label_smoothing=0.1"},
+          {"LinearCrossEntropy", "target", "softcap=2", "temperature_rows", ""},
+          {"LinearLogprob", "target ids", "", "", "top_k=3"},
+          {"LinearLogprobBackward", "target d_logprob entropy d_entropy", "", "ids d_ids_logprob", ""},
+          {"LinearPolicyLoss", "target advantage old_logprob ref_logprob",
+           "kind=PPO clip_low=0.9 clip_high=20", "", "kl_estimator=K3 kl_coef=0.3"}};
+}
+
+TEST_F(ParityTest, RaggedVocabulary) {
+  for (const OptionCase& c : MainCases()) {
+    for (const v1::DType model : {v1::F32, v1::BF16, v1::F16}) Compare(c, kRagged, model);
+  }
+}
+
+TEST_F(ParityTest, ManyRows) {
+  for (const OptionCase& c : MainCases()) {
+    for (const v1::DType model : {v1::F32, v1::BF16, v1::F16}) Compare(c, kRows, model);
+  }
+}
+
+// A row's log-probability has the same bits in any call, by any operation.
+TEST(InvarianceTest, LogprobDoesNotDependOnTheCall) {
+  CudaRunner runner(uint64_t{256} << 20);
+  CudaRunner small(uint64_t{64} << 20);
+  const OptionCase whole_case = {"LinearCrossEntropy", "target bias", "", "", ""};
+  const v1::Op whole = BuildCase(runner.registry(), whole_case, {700, 128, 4099}, v1::BF16);
+  const auto reference = RunBy(runner, Way::kInMemory, whole, true);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const std::string want = reference->outputs().at("logprob").inline_data();
+
+  const auto chunked = RunBy(small, Way::kEnqueued, whole, true);
+  ASSERT_TRUE(chunked.ok()) << chunked.status();
+  EXPECT_TRUE(chunked->outputs().at("logprob").inline_data() == want) << chunked->plan();
+
+  // Rows 300 ... 316 alone, by another operation.
+  constexpr int64_t kFirst = 300;
+  constexpr int64_t kCount = 17;
+  v1::Op part;
+  const v1::LinearCrossEntropy& from = whole.linear_cross_entropy();
+  v1::LinearLogprob& to = *part.mutable_linear_logprob();
+  *to.mutable_linear() = from.linear();
+  *to.mutable_head() = from.head();
+  for (v1::Tensor* tensor : {to.mutable_linear()->mutable_hidden(), to.mutable_linear()->mutable_target()}) {
+    const size_t row = tensor->inline_data().size() / 700;
+    tensor->set_shape(0, kCount);
+    tensor->set_inline_data(tensor->inline_data().substr(kFirst * row, kCount * row));
+  }
+  to.mutable_logprob()->set_dtype(v1::F32);
+  to.mutable_logprob()->add_shape(kCount);
+  to.mutable_logprob()->set_inline_data("");
+  const auto alone = RunBy(runner, Way::kInMemory, part, true);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_TRUE(alone->outputs().at("logprob").inline_data() == want.substr(kFirst * 4, kCount * 4));
+}
+
+}  // namespace
+}  // namespace lossd
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (argc != 2) {
+    std::cerr << "usage: cuda_parity_test VECTORS_DIR\n";
+    return 2;
+  }
+  const auto devices = lossd::CudaBackend::CountDevices();
+  if (!devices.ok() || *devices == 0) {
+    std::cout << "SKIPPED: no GPU\n";
+    return 77;
+  }
+  std::string directory = argv[1];
+  lossd::vectors_directory = &directory;
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,231 @@
+#include "tests/testing/request_builder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "kernels/core/dtype.h"
+
+namespace lossd {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+[[noreturn]] void Fail(const std::string& text) {
+  std::cerr << "request builder: " << text << std::endl;
+  std::abort();
+}
+
+const FieldRule& FindOrFail(const OpSchema& schema, absl::string_view name) {
+  const FieldRule* rule = schema.Find(name);
+  if (rule == nullptr) Fail(schema.name() + " has no " + std::string(name));
+  return *rule;
+}
+
+void SetOption(const OpSchema& schema, absl::string_view assignment, Message* request) {
+  const std::vector<std::string> parts = absl::StrSplit(assignment, '=');
+  if (parts.size() != 2) Fail("not name=value: " + std::string(assignment));
+  const FieldRule& rule = FindOrFail(schema, parts[0]);
+  const FieldDescriptor* field = rule.descriptor;
+  Message* holder = MutableHolder(request, rule);
+  const auto* reflection = holder->GetReflection();
+  double number = 0;
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      if (!absl::SimpleAtod(parts[1], &number)) Fail("no number: " + parts[1]);
+      return reflection->SetDouble(holder, field, number);
+    case FieldDescriptor::CPPTYPE_INT64:
+      return reflection->SetInt64(holder, field, std::atoll(parts[1].c_str()));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->SetBool(holder, field, parts[1] == "true");
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection->SetString(holder, field, parts[1]);
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const auto* value = FindEnumValue(field->enum_type(), parts[1]);
+      if (value == nullptr) Fail(parts[0] + " has no value " + parts[1]);
+      return reflection->SetEnum(holder, field, value);
+    }
+    default:
+      Fail("no way to set " + parts[0]);
+  }
+}
+
+uint16_t ToBf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  bits += 0x7fff + ((bits >> 16) & 1);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+float FromBf16(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+template <class T, class F>
+void ForEach(const std::string& bytes, const F& f) {
+  for (size_t at = 0; at + sizeof(T) <= bytes.size(); at += sizeof(T)) {
+    T value;
+    std::memcpy(&value, bytes.data() + at, sizeof(T));
+    f(value);
+  }
+}
+
+template <class T>
+void Append(T value, std::string* bytes) {
+  bytes->append(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+}  // namespace
+
+Message* MutableRequest(v1::Op* op) {
+  const auto* reflection = op->GetReflection();
+  const auto* field =
+      reflection->GetOneofFieldDescriptor(*op, v1::Op::descriptor()->oneof_decl(0));
+  return reflection->MutableMessage(op, field);
+}
+
+std::vector<double> Elements(const v1::Tensor& tensor) {
+  std::vector<double> values;
+  const std::string& bytes = tensor.inline_data();
+  const auto push = [&](auto value) { values.push_back(static_cast<double>(value)); };
+  switch (tensor.dtype()) {
+    case v1::F32:
+      ForEach<float>(bytes, push);
+      break;
+    case v1::BF16:
+      ForEach<uint16_t>(bytes, [&](uint16_t half) { values.push_back(FromBf16(half)); });
+      break;
+    case v1::F16:
+      ForEach<_Float16>(bytes, [&](_Float16 half) { values.push_back(static_cast<float>(half)); });
+      break;
+    case v1::I32:
+      ForEach<int32_t>(bytes, push);
+      break;
+    case v1::I64:
+      ForEach<int64_t>(bytes, push);
+      break;
+    case v1::U8:
+      ForEach<uint8_t>(bytes, push);
+      break;
+    default:
+      Fail("tensor without a type");
+  }
+  return values;
+}
+
+void SetElements(const std::vector<double>& values, v1::Tensor* tensor) {
+  std::string* bytes = tensor->mutable_inline_data();
+  bytes->clear();
+  for (const double value : values) {
+    switch (tensor->dtype()) {
+      case v1::F32:
+        Append(static_cast<float>(value), bytes);
+        break;
+      case v1::BF16:
+        Append(ToBf16(static_cast<float>(value)), bytes);
+        break;
+      case v1::F16:
+        Append(static_cast<_Float16>(static_cast<float>(value)), bytes);
+        break;
+      case v1::I32:
+        Append(static_cast<int32_t>(value), bytes);
+        break;
+      case v1::I64:
+        Append(static_cast<int64_t>(value), bytes);
+        break;
+      case v1::U8:
+        Append(static_cast<uint8_t>(value), bytes);
+        break;
+      default:
+        Fail("tensor without a type");
+    }
+  }
+}
+
+std::vector<int64_t> RequestBuilder::ShapeOf(const FieldRule& rule) const {
+  std::vector<int64_t> shape;
+  for (absl::string_view dim : rule.dims) {
+    int64_t extent = 0;
+    if (!absl::SimpleAtoi(dim, &extent)) {
+      const bool plus_one = absl::ConsumeSuffix(&dim, "+1");
+      const auto found = dims.find(std::string(dim));
+      if (found == dims.end()) Fail("no extent for dimension " + std::string(dim));
+      extent = found->second + (plus_one ? 1 : 0);
+    }
+    shape.push_back(extent);
+  }
+  return shape;
+}
+
+v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, v1::DType model) {
+  v1::Tensor tensor;
+  const v1::DTypeSet set = rule.tensor.dtypes();
+  tensor.set_dtype(set == v1::MODEL ? model : static_cast<v1::DType>(DTypesOf(set).front()));
+  int64_t count = 1;
+  for (const int64_t extent : ShapeOf(rule)) {
+    tensor.add_shape(extent);
+    count *= extent;
+  }
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> unit;
+  std::vector<double> values(count);
+  for (int64_t i = 0; i < count; ++i) {
+    double& value = values[i];
+    if (rule.name == "cu_seqlens") {
+      value = static_cast<double>(i * dims.at("N") / dims.at("B"));
+    } else if (set == v1::INDEX) {
+      value = std::floor(unit(random_) * static_cast<double>(dims.at("V")));
+    } else if (set == v1::MASK) {
+      value = i == 1 ? 0 : 1;
+    } else if (rule.tensor.units() == "nats") {
+      value = -0.3 - 2.7 * unit(random_);
+    } else if (set == v1::FLOAT32 && rule.tensor.units() == "1") {
+      value = 0.2 + 1.3 * unit(random_);
+    } else {
+      value = normal(random_);
+    }
+  }
+  SetElements(values, &tensor);
+  return tensor;
+}
+
+v1::Op RequestBuilder::Build(const OpSchema& schema, const RequestSpec& spec) {
+  random_.seed(spec.seed);
+  v1::Op op;
+  const auto* oneof = v1::Op::descriptor()->oneof_decl(0);
+  Message* request = nullptr;
+  for (int i = 0; i < oneof->field_count(); ++i) {
+    if (oneof->field(i)->message_type() != schema.message()) continue;
+    request = op.GetReflection()->MutableMessage(&op, oneof->field(i));
+  }
+  if (request == nullptr) Fail("lossd.v1.Op has no " + schema.name());
+  const std::vector<std::string> inputs = absl::StrSplit(spec.inputs, ' ', absl::SkipEmpty());
+  for (const std::string& name : inputs) FindOrFail(schema, name);
+  for (const FieldRule& rule : schema.fields()) {  // in the order of the message, so that seeds mean the same everywhere
+    if (!rule.is_input()) continue;
+    const bool wanted = std::find(inputs.begin(), inputs.end(), rule.name) != inputs.end();
+    if (wanted || rule.tensor.required()) *MutableTensor(request, rule) = MakeInput(rule, spec.model);
+  }
+  for (const absl::string_view option : absl::StrSplit(spec.options, ' ', absl::SkipEmpty())) {
+    SetOption(schema, option, request);
+  }
+  for (const absl::string_view name : absl::StrSplit(spec.outputs, ' ', absl::SkipEmpty())) {
+    const FieldRule& rule = FindOrFail(schema, name);
+    v1::Tensor* tensor = MutableTensor(request, rule);
+    const v1::DTypeSet set = rule.tensor.dtypes();
+    tensor->set_dtype(set == v1::MODEL ? v1::F32 : static_cast<v1::DType>(DTypesOf(set).front()));
+    for (const int64_t extent : ShapeOf(rule)) tensor->add_shape(extent);
+  }
+  return op;
+}
+
+}  // namespace lossd
