@@ -78,6 +78,10 @@ absl::Status Launch(AdmittedOp& admitted, const RunOptions& options, Backend& ba
   Device& device = *backend.device;
   for (BoundTensor& bound : admitted.binding.tensors()) {
     if (!bound.in_message) continue;
+    if (!options.host_may_wait) {
+      return FieldError(bound.rule->name, "in a region when the call does not wait for the device",
+                        "inline");
+    }
     LOSSD_ASSIGN_OR_RETURN(bound.view.data, device.workspace().Allocate(
                                                 bound.bytes, bound.rule->name.c_str()));
     const std::string& bytes = bound.tensor->inline_data();

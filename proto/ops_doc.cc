@@ -35,7 +35,8 @@ std::string CommentOf(const D* descriptor) {
 }
 
 std::string Escape(std::string text) {
-  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, "\\");
+  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2)
+    text.insert(at, "\\");
   return text;
 }
 
@@ -74,11 +75,12 @@ const char* DTypeText(v1::DTypeSet set) {
 }
 
 std::string TypeText(const FieldDescriptor* field) {
-  if (field->enum_type() != nullptr) return "[" + field->enum_type()->name() + "](#" + [&] {
-    std::string anchor = field->enum_type()->name();
-    for (char& letter : anchor) letter = static_cast<char>(std::tolower(letter));
-    return anchor;
-  }() + ")";
+  if (field->enum_type() != nullptr)
+    return "[" + field->enum_type()->name() + "](#" + [&] {
+      std::string anchor = field->enum_type()->name();
+      for (char& letter : anchor) letter = static_cast<char>(std::tolower(letter));
+      return anchor;
+    }() + ")";
   return field->cpp_type_name();
 }
 
@@ -129,8 +131,9 @@ void Collect(const Descriptor* message, std::vector<const FieldDescriptor*>* fie
 bool IsTensor(const FieldDescriptor* field) { return field->options().HasExtension(v1::tensor); }
 
 void PrintTensors(const std::vector<const FieldDescriptor*>& fields, v1::Role role) {
-  std::cout << (role == v1::INPUT ? "\n| input | shape | dtype | unit | |\n|---|---|---|---|---|\n"
-                                  : "\n| output | shape | dtype | unit | |\n|---|---|---|---|---|\n");
+  std::cout << (role == v1::INPUT
+                    ? "\n| input | shape | dtype | unit | |\n|---|---|---|---|---|\n"
+                    : "\n| output | shape | dtype | unit | |\n|---|---|---|---|---|\n");
   for (const FieldDescriptor* field : fields) {
     if (!IsTensor(field)) continue;
     const v1::TensorRule& rule = field->options().GetExtension(v1::tensor);
@@ -143,7 +146,8 @@ void PrintTensors(const std::vector<const FieldDescriptor*>& fields, v1::Role ro
     if (rule.has_min_element()) add("Elements >= " + Number(rule.min_element()) + ".");
     if (rule.finite()) add("Finite.");
     std::cout << "| `" << field->name() << "` | [" << rule.shape() << "] | "
-              << DTypeText(rule.dtypes()) << " | " << rule.units() << " | " << Escape(note) << " |\n";
+              << DTypeText(rule.dtypes()) << " | " << rule.units() << " | " << Escape(note)
+              << " |\n";
   }
 }
 
@@ -155,14 +159,15 @@ void PrintOptions(const std::vector<const FieldDescriptor*>& fields,
     const v1::ScalarRule& rule = field->options().GetExtension(v1::scalar);
     if (field->enum_type() != nullptr) enums->push_back(field->enum_type());
     std::cout << "| `" << field->name() << "` | " << TypeText(field) << " | "
-              << DefaultText(field, rule) << " | " << BoundText(rule) << " | " << rule.units() << " | "
-              << Escape(CommentOf(field)) << " |\n";
+              << DefaultText(field, rule) << " | " << BoundText(rule) << " | " << rule.units()
+              << " | " << Escape(CommentOf(field)) << " |\n";
   }
 }
 
 void PrintOp(const Descriptor* message, std::vector<const EnumDescriptor*>* enums) {
   const v1::OpInfo& info = message->options().GetExtension(v1::op);
-  std::cout << "\n## " << message->name() << "\n\n" << CommentOf(message) << "\n\n```\n"
+  std::cout << "\n## " << message->name() << "\n\n"
+            << CommentOf(message) << "\n\n```\n"
             << info.formula() << "\n```\n\nSource: " << info.source() << ".\n";
   std::vector<const FieldDescriptor*> fields;
   Collect(message, &fields);
@@ -171,12 +176,14 @@ void PrintOp(const Descriptor* message, std::vector<const EnumDescriptor*>* enum
   PrintTensors(fields, v1::OUTPUT);
   if (info.reply_size() == 0) return;
   std::cout << "\nReply:";
-  for (int i = 0; i < info.reply_size(); ++i) std::cout << (i == 0 ? " `" : ", `") << info.reply(i) << "`";
+  for (int i = 0; i < info.reply_size(); ++i)
+    std::cout << (i == 0 ? " `" : ", `") << info.reply(i) << "`";
   std::cout << (info.has_objective() ? ", and `metrics`.\n" : ".\n");
 }
 
 void PrintEnum(const EnumDescriptor* type) {
-  std::cout << "\n### " << type->name() << "\n\n" << CommentOf(type) << "\n\n| value | |\n|---|---|\n";
+  std::cout << "\n### " << type->name() << "\n\n"
+            << CommentOf(type) << "\n\n| value | |\n|---|---|\n";
   for (int i = 0; i < type->value_count(); ++i) {
     const EnumValueDescriptor* value = type->value(i);
     if (value->number() == 0) continue;

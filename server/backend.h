@@ -28,6 +28,9 @@ class BackendHolder {
 // Errors: UNIMPLEMENTED if cuda was not compiled, NOT_FOUND if there is no GPU, else those of the backend.
 absl::StatusOr<std::unique_ptr<BackendHolder>> CreateBackend(const BackendOptions& options);
 
+// The cuda backend alone, with the same errors.
+absl::StatusOr<std::unique_ptr<BackendHolder>> CreateCudaBackend(const BackendOptions& options);
+
 }  // namespace lossd
 
 #endif  // LOSSD_SERVER_BACKEND_H_

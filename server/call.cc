@@ -24,6 +24,10 @@ void Call::Start() {
     return Answer(absl::UnauthenticatedError(
         "every call needs a session on this server: its token is missing"));
   }
+  if (session_ != nullptr && session_->closed()) {
+    return Answer(ReasonError(absl::StatusCode::kUnauthenticated, "STALE_SESSION",
+                              "the session has ended; open a new one"));
+  }
   const absl::Status status = CheckEnvelope(*request_, session_ != nullptr, context_.is_host);
   if (!status.ok()) return Answer(status);
   completion_ = request_->completion();

@@ -45,9 +45,12 @@ int Serve(const lossd::Options& options) {
     ::_exit(kDeviceLost);
   }
   log.Info("draining", {{"reason", reason}});
-  const bool done = (*server)->Drain(options.drain_timeout);
-  log.Info("stopped", {{"all_done", done ? 1 : 0}});
-  return done ? kStopped : kStoppedEarly;
+  if (!(*server)->Drain(options.drain_timeout)) {
+    (*server)->Abandon();
+    ::_exit(kStoppedEarly);
+  }
+  log.Info("stopped");
+  return kStopped;
 }
 
 }  // namespace

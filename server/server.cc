@@ -27,6 +27,10 @@ std::chrono::system_clock::time_point In(absl::Duration duration) {
   return absl::ToChronoTime(absl::Now() + duration);
 }
 
+absl::Status Stopping() {
+  return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "the server is stopping");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, const Logger& log,
@@ -176,20 +180,21 @@ void Server::SetHealth(bool serving) {
 void Server::Tick() { sessions_->EndUnusedSince(absl::Now() - options_.lease); }
 
 bool Server::Drain(absl::Duration timeout) {
-  const absl::Status draining =
-      ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "the server is stopping");
   SetHealth(false);
   sessions_->Refuse();
-  const bool done = dispatcher_->Drain(absl::Now() + timeout);
-  if (!done) log_.Warning("drain_timeout", {{"outstanding", dispatcher_->outstanding()}});
-  losses_->streams().Close(draining);
+  if (!dispatcher_->Drain(absl::Now() + timeout)) {
+    log_.Warning("drain_timeout", {{"outstanding", dispatcher_->outstanding()}});
+    return false;
+  }
+  losses_->streams().Close(Stopping());
   Stop(absl::Seconds(1));
-  return done;
+  return true;
 }
 
 void Server::Abandon() {
   losses_->streams().Close(
-      ReasonError(absl::StatusCode::kUnavailable, "GPU_LOST", "the device was lost"));
+      lost() ? ReasonError(absl::StatusCode::kUnavailable, "GPU_LOST", "the device was lost")
+             : Stopping());
   absl::SleepFor(absl::Milliseconds(300));
   for (const ListenAddress& address : options_.listen) {
     if (!address.is_unix) continue;

@@ -40,9 +40,9 @@ class Server {
   ~Server();
 
   // NOT_SERVING at once, new work refused with UNAVAILABLE (DRAINING); waits for accepted calls until `timeout`, then stops.
-  // Returns whether every accepted call was done.
+  // False if a call still runs then: what was queued has been refused, and only Abandon may follow.
   bool Drain(absl::Duration timeout);
-  // For the end after a lost device: gives answers a moment to leave, then returns whatever hangs. Only _exit may follow.
+  // The end where a call or the device hangs: gives answers a moment to leave and removes the sockets. Only _exit may follow.
   void Abandon();
   // To be called about every second: ends sessions whose lease ran out.
   void Tick();

@@ -190,8 +190,8 @@ LOSSD_EXPORT void lossd_buffer_free(lossd_buffer* buffer);
 /* Order between streams of this process and the server's device ------------------------------------------------------------------ */
 
 /* `ready`: `count` handles of LOSSD_CUDA_HANDLE_BYTES, of events that this process records before its calls (RunRequest.ready.event is
- * their index). `done` receives the handles of as many events that the server records after the calls (RunRequest.done_event).
- * Once a session. */
+ * their index). `done` receives the handles of as many events that the server records after the calls (RunRequest.done_event). Another
+ * registration goes on counting. Events end with the session: after a restart of the server they are registered again by the caller. */
 LOSSD_EXPORT int32_t lossd_register_events(lossd_client* client, const uint8_t* ready, size_t count,
                                            uint8_t* done, lossd_status* status);
 

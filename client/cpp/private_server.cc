@@ -3,14 +3,13 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,12 +17,13 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "client/cpp/client.h"
+#include "client/cpp/unique_fd.h"
 
 namespace lossd {
 namespace {
 
 constexpr absl::Duration kStopTimeout = absl::Seconds(5);  // between the polite end and SIGKILL
-constexpr size_t kLastWordsBytes = 2000;
+constexpr off_t kLastWordsBytes = 2000;
 
 bool IsExecutable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
 
@@ -57,7 +57,7 @@ class PrivateServerImpl final : public PrivateServer {
  public:
   ~PrivateServerImpl() override {
     Stop();
-    for (const char* name : {"/lossd.sock", "/lossd.sock.session", "/lossd.sock.lock", "/log"}) {
+    for (const char* name : {"/lossd.sock", "/lossd.sock.session", "/lossd.sock.lock"}) {
       if (!folder_.empty()) unlink(absl::StrCat(folder_, name).c_str());
     }
     if (!folder_.empty()) rmdir(folder_.c_str());
@@ -73,6 +73,8 @@ class PrivateServerImpl final : public PrivateServer {
       return absl::InternalError(absl::StrCat(folder, ": ", strerror(errno)));
     }
     folder_ = folder;
+    log_ = client::UniqueFd(memfd_create("lossd-log", MFD_CLOEXEC));
+    if (!log_.valid()) return absl::InternalError(absl::StrCat("memfd_create: ", strerror(errno)));
     address_ = absl::StrCat("unix:", folder_, "/lossd.sock");
     return absl::OkStatus();
   }
@@ -101,16 +103,16 @@ class PrivateServerImpl final : public PrivateServer {
   }
 
   std::string LastWords() const {
-    std::ifstream log(absl::StrCat(folder_, "/log"));
-    std::stringstream text;
-    text << log.rdbuf();
-    std::string words = text.str();
-    if (words.size() > kLastWordsBytes) words = words.substr(words.size() - kLastWordsBytes);
+    const off_t end = lseek(log_.get(), 0, SEEK_END);
+    const off_t start = std::max<off_t>(0, end - kLastWordsBytes);
+    std::string words(std::max<off_t>(0, end - start), '\0');
+    words.resize(std::max<ssize_t>(0, pread(log_.get(), words.data(), words.size(), start)));
     return words.empty() ? "it said nothing" : absl::StrCat("its last words:\n", words);
   }
 
   std::string folder_;
   std::string address_;
+  client::UniqueFd log_;  // what the server says; a file without a name leaves nothing behind
   pid_t pid_ = 0;
   bool reaped_ = false;
   int exit_status_ = 0;
@@ -127,9 +129,8 @@ absl::Status PrivateServerImpl::Spawn(const std::string& binary,
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  const std::string log = absl::StrCat(folder_, "/log");
   posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  posix_spawn_file_actions_adddup2(&actions, log_.get(), 1);
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   posix_spawn_file_actions_addclosefrom_np(&actions, 3);
   posix_spawnattr_t attributes;

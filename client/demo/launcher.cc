@@ -159,7 +159,7 @@ absl::Status Wait(std::vector<std::unique_ptr<Child>>& children, int server_ende
       }
     }
     if (ready > 0 && (waits[0].revents & POLLIN) != 0) {
-      return absl::UnavailableError("the server has ended; its last words are above");
+      return absl::UnavailableError("the server has ended");
     }
   }
 }

@@ -84,7 +84,7 @@ std::vector<std::string> FormatOptions(const Options& options) {
 }
 
 const char* HelpText() {
-  return R"(lossd_demo: a small language model learns the licence texts, then learns to shout them.
+  return R"(lossd_demo: a small language model learns the licence texts, then learns to prefer long words.
 
 Three processes: a lossd server, a trainer and a rollout process. The model's head (vocabulary
 product, loss, gradients) is evaluated by the server for both of them. Phase 1: cross entropy.
@@ -93,8 +93,8 @@ Phase 2: the rollout samples continuations, the trainer raises their reward by t
   --target ADDRESS  a server that runs already, unix:/path or host:port (default: start one)
   --server FILE     the server to start (default: lossd beside this program, then on PATH)
   --text DIRECTORY  the text to learn (default: /usr/share/common-licenses)
-  --steps N         steps of phase 1 (default: 600)
-  --batches N       batches of phase 2 (default: 40)
+  --steps N         steps of phase 1 (default: 400)
+  --batches N       batches of phase 2 (default: 50)
   --seed N          of weights, batches and samples (default: 1); equal seeds give equal output
   --help
 

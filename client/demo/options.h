@@ -14,8 +14,8 @@ struct Options {
   std::string target;  // empty: a private server
   std::string server;  // binary of the private server; empty: beside this executable
   std::string text = "/usr/share/common-licenses";
-  int64_t steps = 600;   // of phase 1
-  int64_t batches = 40;  // of phase 2
+  int64_t steps = 400;   // of phase 1
+  int64_t batches = 50;  // of phase 2
   int64_t seed = 1;
   bool help = false;
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 try:
@@ -49,14 +49,15 @@ class BuildWithBinaries(build_py):
             shutil.copy(os.path.realpath(path), package / "lib" / name)
 
 
-class PlatformWheel(bdist_wheel):
-    def finalize_options(self):
-        super().finalize_options()
-        self.root_is_pure = False
+class WithBinaries(Distribution):
+    def has_ext_modules(self):
+        return True  # what is installed depends on the platform
 
+
+class PlatformWheel(bdist_wheel):
     def get_tag(self):
         # No extension module: any Python 3, on this platform.
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithBinaries, "bdist_wheel": PlatformWheel})
+setup(distclass=WithBinaries, cmdclass={"build_py": BuildWithBinaries, "bdist_wheel": PlatformWheel})

@@ -1,9 +1,11 @@
 // LinearCrossEntropy forward and backward on the CPU beside its three products by OpenBLAS on as many threads, in one loop.
 //
-//   cpu_head_bench [rounds] [N H V] [f32|bf16|f16]
+//   cpu_head_bench [rounds] [N H V] [f32|bf16|f16] [threads]
 //
-// Prints both of every round, then medians, quartiles and the ratio. Not part of ctest: it wants a quiet machine.
+// Prints both of every round, then medians, quartiles and ratios: of wall time, and of the process's CPU time. On a machine that is not
+// quiet only the latter says anything, and only with one thread (waiting threads of OpenBLAS spin). Not part of ctest.
 #include <dlfcn.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +33,7 @@ struct Shape {
   int64_t hidden = 512;
   int64_t vocab = 32000;
   v1::DType dtype = v1::F32;
+  int threads = 0;  // 0: all
 };
 
 // One buffer for each tensor; the region's number is its place.
@@ -88,11 +91,24 @@ v1::Op MakeOp(const Shape& shape, Buffers* buffers) {
   return op;
 }
 
+struct Time {
+  double wall = 0;
+  double cpu = 0;  // of all threads
+};
+
+double CpuSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 template <class Body>
-double Seconds(const Body& body) {
+Time Measure(const Body& body) {
   const auto start = std::chrono::steady_clock::now();
+  const double cpu = CpuSeconds();
   body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+          CpuSeconds() - cpu};
 }
 
 double Quantile(std::vector<double> values, double at) {
@@ -100,16 +116,25 @@ double Quantile(std::vector<double> values, double at) {
   return values[static_cast<size_t>(std::lround(at * static_cast<double>(values.size() - 1)))];
 }
 
-void Print(const char* name, const std::vector<double>& seconds) {
-  std::printf("%-10s median %.1f ms, quartiles %.1f ... %.1f, range %.1f ... %.1f\n", name,
-              1e3 * Quantile(seconds, 0.5), 1e3 * Quantile(seconds, 0.25),
-              1e3 * Quantile(seconds, 0.75), 1e3 * Quantile(seconds, 0),
-              1e3 * Quantile(seconds, 1));
+void Print(const char* name, const std::vector<double>& products, const std::vector<double>& ours) {
+  for (const bool mine : {false, true}) {
+    const std::vector<double>& seconds = mine ? ours : products;
+    std::printf("%s %-8s median %.1f ms, quartiles %.1f ... %.1f, range %.1f ... %.1f\n", name,
+                mine ? "lossd" : "products", 1e3 * Quantile(seconds, 0.5),
+                1e3 * Quantile(seconds, 0.25), 1e3 * Quantile(seconds, 0.75),
+                1e3 * Quantile(seconds, 0), 1e3 * Quantile(seconds, 1));
+  }
+  std::vector<double> ratios;
+  for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / products[i]);
+  std::printf("%s ratio of medians %.3f; of rounds: median %.3f, quartiles %.3f ... %.3f\n", name,
+              Quantile(ours, 0.5) / Quantile(products, 0.5), Quantile(ratios, 0.5),
+              Quantile(ratios, 0.25), Quantile(ratios, 0.75));
 }
 
 int Run(int rounds, const Shape& shape) {
   CpuOptions options;
   options.workspace_bytes = uint64_t{1} << 30;
+  options.threads = shape.threads;
   auto device = CpuDevice::Create(options);
   auto registry = Registry::Create();
   if (!device.ok() || !registry.ok()) return 1;
@@ -137,12 +162,11 @@ int Run(int rounds, const Shape& shape) {
   std::vector<float> grad_hidden(hidden.size());
   std::vector<float> grad_weight(weight.size());
 
-  std::vector<double> products;
-  std::vector<double> ours;
+  std::vector<double> products, ours, products_cpu, ours_cpu;
   std::string plan;
   for (int round = -1; round < rounds; ++round) {
     set_threads(threads);
-    const double blas = Seconds([&] {
+    const Time blas = Measure([&] {
       sgemm(101, 111, 112, n, v, h, 1, hidden.data(), h, weight.data(), h, 0, logits.data(), v);
       sgemm(101, 111, 111, n, h, v, 1, logits.data(), v, weight.data(), h, 0, grad_hidden.data(),
             h);
@@ -153,7 +177,7 @@ int Run(int rounds, const Shape& shape) {
     usleep(200000);  // the library's threads spin for a while before they sleep
     absl::Status status;
     v1::OpReply reply;
-    const double mine = Seconds([&] {
+    const Time mine = Measure([&] {
       auto admitted = Admit(*registry, op, buffers);
       status = admitted.ok() ? RunOp(*admitted, RunOptions(), backend, &reply) : admitted.status();
     });
@@ -163,20 +187,18 @@ int Run(int rounds, const Shape& shape) {
     }
     plan = reply.plan();
     if (round < 0) continue;  // first touch of all memory
-    products.push_back(blas);
-    ours.push_back(mine);
-    std::printf("round %2d: products %.1f ms, lossd %.1f ms\n", round, 1e3 * blas, 1e3 * mine);
+    products.push_back(blas.wall);
+    ours.push_back(mine.wall);
+    products_cpu.push_back(blas.cpu);
+    ours_cpu.push_back(mine.cpu);
+    std::printf("round %2d: products %.1f ms (cpu %.1f), lossd %.1f ms (cpu %.1f)\n", round,
+                1e3 * blas.wall, 1e3 * blas.cpu, 1e3 * mine.wall, 1e3 * mine.cpu);
   }
   std::printf("N %d, H %d, V %d, %s, %d threads; %s\n%s\n", n, h, v,
               NameOf(static_cast<DType>(shape.dtype)), threads, plan.c_str(),
               (*device)->gemm().name().c_str());
-  Print("products", products);
-  Print("lossd", ours);
-  std::vector<double> ratios;
-  for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / products[i]);
-  std::printf("ratio of medians %.3f; of rounds: median %.3f, quartiles %.3f ... %.3f\n",
-              Quantile(ours, 0.5) / Quantile(products, 0.5), Quantile(ratios, 0.5),
-              Quantile(ratios, 0.25), Quantile(ratios, 0.75));
+  Print("wall", products, ours);
+  Print("cpu ", products_cpu, ours_cpu);
   return 0;
 }
 
@@ -197,5 +219,6 @@ int main(int argc, char** argv) {
                   : dtype == "f16" ? lossd::v1::F16
                                    : lossd::v1::F32;
   }
+  if (argc > 6) shape.threads = std::atoi(argv[6]);
   return lossd::Run(rounds, shape);
 }

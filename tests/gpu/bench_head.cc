@@ -197,7 +197,7 @@ int Main(int argc, char** argv) {
     v1::LinearCrossEntropy& op = *ops[i].mutable_linear_cross_entropy();
     Describe(op.mutable_linear()->mutable_hidden(), v1::BF16, {n, h}, hidden);
     Describe(op.mutable_linear()->mutable_weight(), v1::BF16, {v, h}, weight);
-    Describe(op.mutable_linear()->mutable_target(), v1::I32, {n}, target);
+    Describe(op.mutable_head()->mutable_target(), v1::I32, {n}, target);
     Describe(op.mutable_loss(), v1::F32, {1}, loss);
     Describe(op.mutable_lse(), v1::F32, {n}, lse);
     op.set_reduction(v1::REDUCTION_MEAN);

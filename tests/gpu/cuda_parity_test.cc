@@ -133,6 +133,7 @@ v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Shape& sha
                             : spec.outputs.rfind(" grad_bias"));
   }
   spec.model = model;
+  spec.seed = c.seed;
   v1::Op op = builder.Build(registry.Find(c.op)->schema(), spec);
   // Gradients in the model's type where the hidden size is odd, in fp32 elsewhere.
   for (const char* name : {"grad_hidden", "grad_weight", "grad_bias"}) {
@@ -159,7 +160,8 @@ class ParityTest : public testing::Test {
  protected:
   void Compare(const OptionCase& c, const Shape& shape, v1::DType model) {
     const v1::Op op = BuildCase(cpu_.registry(), c, shape, model);
-    const std::string name = NameOf(c) + " " + v1::DType_Name(model) + " V " + std::to_string(shape.vocab);
+    const std::string name = testing::PrintToString(c) + " " + v1::DType_Name(model) + " V " +
+                             std::to_string(shape.vocab);
     auto want = cpu_.Run(op);
     for (const Way way : {Way::kInMemory, Way::kEnqueued}) {
       for (CudaRunner* runner : {&large_, &small_}) {
@@ -254,7 +256,7 @@ TEST(InvarianceTest, LogprobDoesNotDependOnTheCall) {
   v1::LinearLogprob& to = *part.mutable_linear_logprob();
   *to.mutable_linear() = from.linear();
   *to.mutable_head() = from.head();
-  for (v1::Tensor* tensor : {to.mutable_linear()->mutable_hidden(), to.mutable_linear()->mutable_target()}) {
+  for (v1::Tensor* tensor : {to.mutable_linear()->mutable_hidden(), to.mutable_head()->mutable_target()}) {
     const size_t row = tensor->inline_data().size() / 700;
     tensor->set_shape(0, kCount);
     tensor->set_inline_data(tensor->inline_data().substr(kFirst * row, kCount * row));

@@ -2,6 +2,8 @@
 #ifndef LOSSD_TESTS_PARITY_CASES_H_
 #define LOSSD_TESTS_PARITY_CASES_H_
 
+#include <cstdint>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -14,12 +16,13 @@ struct OptionCase {
   // What this case adds; its loss or one of its gradients must differ from the base call's.
   std::string added_inputs;
   std::string added_options;
-  int upstream = 1;  // extent of d_loss
+  uint64_t seed = 5;  // of the inputs: some options act on some inputs only
 };
 
-inline std::string NameOf(const OptionCase& c) {
-  std::string text = c.op + " " + c.inputs + " " + c.options + " + " + c.added_inputs + " " + c.added_options;
-  return text;
+// For failure messages.
+inline std::ostream& operator<<(std::ostream& out, const OptionCase& c) {
+  return out << c.op << " " << c.inputs << " " << c.options << " + " << c.added_inputs << " "
+             << c.added_options;
 }
 
 inline const std::vector<OptionCase>& OptionCases() {
@@ -59,14 +62,16 @@ inline const std::vector<OptionCase>& OptionCases() {
       {"LinearLogprobBackward", "target d_logprob", "", "ids d_ids_logprob", ""},
       {"LinearLogprobBackward", "target d_logprob entropy d_entropy", "", "", "softcap=2"},
       {"LinearLogprobBackward", "target d_logprob entropy d_entropy", "", "temperature_rows", ""},
-      {"LinearLogprobBackward", "target d_logprob d_mean_logit", "ignore_index=10", "", "valid_vocab=10"},
+      {"LinearLogprobBackward", "target d_logprob d_mean_logit", "ignore_index=10", "",
+       "valid_vocab=10"},
       // Policy terms. clip bounds are wide so that some tokens are inside.
       {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "d_loss", ""},
       {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "mask", ""},
       {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "row_weight", ""},
       {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "pg_weight", ""},
       {"LinearPolicyLoss", "target advantage cu_seqlens", "kind=REINFORCE", "sequence_weight", ""},
-      {"LinearPolicyLoss", "target advantage cu_seqlens", "kind=REINFORCE", "sequence_pg_weight", ""},
+      {"LinearPolicyLoss", "target advantage cu_seqlens", "kind=REINFORCE", "sequence_pg_weight",
+       ""},
       {"LinearPolicyLoss", "target advantage cu_seqlens", "kind=REINFORCE", "",
        "sequence_weighting=INVERSE_LENGTH"},
       {"LinearPolicyLoss", "target advantage cu_seqlens", "kind=REINFORCE", "",
@@ -75,30 +80,38 @@ inline const std::vector<OptionCase>& OptionCases() {
       {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "", "denominator_from=COUNT"},
       {"LinearPolicyLoss", "target advantage cu_seqlens", "kind=REINFORCE", "",
        "denominator_from=SEQUENCES"},
-      {"LinearPolicyLoss", "target advantage old_logprob", "kind=PPO clip_low=0.9 clip_high=20", "", "ratio_cap=25"},
-      {"LinearPolicyLoss", "target advantage old_logprob", "kind=PPO clip_low=0.9 clip_high=20", "",
+      {"LinearPolicyLoss", "target advantage old_logprob",
+       "kind=PPO clip_low=0.9 clip_high=0.1 logit_scale=0.2", "", "ratio_cap=1.15", 3},
+      {"LinearPolicyLoss", "target advantage old_logprob",
+       "kind=PPO clip_low=0.9 clip_high=20 logit_scale=0.2", "",
        "log_ratio_clamp=SYMMETRIC log_ratio_bound=0.5"},
-      {"LinearPolicyLoss", "target advantage old_logprob", "kind=PPO clip_low=0.9 clip_high=20", "",
-       "log_ratio_clamp=UPPER log_ratio_bound=0.1"},
-      {"LinearPolicyLoss", "target advantage ref_logprob", "kind=REINFORCE", "", "kl_estimator=K1 kl_coef=0.3"},
-      {"LinearPolicyLoss", "target advantage ref_logprob", "kind=REINFORCE", "", "kl_estimator=K2 kl_coef=0.3"},
-      {"LinearPolicyLoss", "target advantage ref_logprob", "kind=REINFORCE", "", "kl_estimator=K3 kl_coef=0.3"},
-      {"LinearPolicyLoss", "target advantage ref_logprob", "kind=REINFORCE", "", "kl_estimator=ABS kl_coef=0.3"},
-      {"LinearPolicyLoss", "target advantage ref_logprob", "kind=REINFORCE kl_estimator=K2 kl_coef=0.3", "",
-       "kl_in_clamp=1"},
-      {"LinearPolicyLoss", "target advantage ref_logprob", "kind=REINFORCE kl_estimator=K2 kl_coef=0.3", "",
-       "kl_out_clamp=0.5"},
+      {"LinearPolicyLoss", "target advantage old_logprob",
+       "kind=PPO clip_low=0.9 clip_high=20 logit_scale=0.2", "",
+       "log_ratio_clamp=UPPER log_ratio_bound=0.1", 3},
+      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "ref_logprob",
+       "kl_estimator=K1 kl_coef=0.3"},
+      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "ref_logprob",
+       "kl_estimator=K2 kl_coef=0.3"},
+      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "ref_logprob",
+       "kl_estimator=K3 kl_coef=0.3"},
+      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "ref_logprob",
+       "kl_estimator=ABS kl_coef=0.3"},
+      {"LinearPolicyLoss", "target advantage ref_logprob",
+       "kind=REINFORCE kl_estimator=K2 kl_coef=0.3", "", "kl_in_clamp=1"},
+      {"LinearPolicyLoss", "target advantage ref_logprob",
+       "kind=REINFORCE kl_estimator=K2 kl_coef=0.3", "", "kl_out_clamp=0.5"},
       {"LinearPolicyLoss", "target advantage ref_logprob old_logprob",
        "kind=PPO clip_low=0.9 clip_high=20 kl_estimator=K3 kl_coef=0.3", "", "kl_weight=RATIO"},
       {"LinearPolicyLoss", "target advantage ref_logprob sampler_logprob",
        "kind=REINFORCE kl_estimator=K3 kl_coef=0.3", "", "kl_weight=SAMPLER_RATIO"},
-      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "", "entropy_kind=TRUE entropy_coef=0.4"},
+      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "",
+       "entropy_kind=TRUE entropy_coef=0.4"},
       {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "",
        "entropy_kind=SAMPLED_PLOGP entropy_coef=0.4"},
       {"LinearPolicyLoss", "target advantage", "kind=REINFORCE entropy_kind=TRUE entropy_coef=0.4",
        "entropy_mask", ""},
-      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE entropy_kind=TRUE entropy_coef=0.4", "",
-       "entropy_denominator=3"},
+      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE entropy_kind=TRUE entropy_coef=0.4",
+       "", "entropy_denominator=3"},
       {"LinearPolicyLoss", "target advantage old_logprob sampler_logprob", "kind=REINFORCE", "",
        "is_level=TOKEN is_mode=RAW"},
       {"LinearPolicyLoss", "target advantage old_logprob sampler_logprob",
@@ -106,12 +119,15 @@ inline const std::vector<OptionCase>& OptionCases() {
       {"LinearPolicyLoss", "target advantage old_logprob sampler_logprob",
        "kind=REINFORCE is_level=TOKEN is_mode=RAW", "", "is_normalizer=2"},
       {"LinearPolicyLoss", "target advantage old_logprob sampler_logprob",
-       "kind=PPO clip_low=0.9 clip_high=20", "", "is_level=TOKEN is_mode=TRUNCATE is_max=1.2"},
+       "kind=PPO clip_low=0.9 clip_high=20 logit_scale=0.2", "",
+       "is_level=TOKEN is_mode=TRUNCATE is_max=1.2"},
       {"LinearPolicyLoss", "target advantage old_logprob sampler_logprob cu_seqlens",
-       "kind=PPO clip_low=0.9 clip_high=20", "", "is_level=SEQUENCE_MEAN is_mode=RAW"},
+       "kind=PPO clip_low=0.9 clip_high=20 logit_scale=0.2", "",
+       "is_level=SEQUENCE_MEAN is_mode=RAW"},
       {"LinearPolicyLoss", "target advantage old_logprob sampler_logprob cu_seqlens",
-       "kind=PPO clip_low=0.9 clip_high=20", "", "is_level=SEQUENCE_SUM is_mode=MASK is_min=0.5 is_max=2"},
-      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "", "entropy_threshold=1.5"},
+       "kind=PPO clip_low=0.9 clip_high=20 logit_scale=0.2", "",
+       "is_level=SEQUENCE_SUM is_mode=MASK is_min=0.5 is_max=2"},
+      {"LinearPolicyLoss", "target advantage", "kind=REINFORCE", "", "entropy_threshold=2"},
       {"LinearPolicyLoss", "target advantage sampler_logprob cu_seqlens", "kind=REINFORCE", "",
        "off_policy_threshold=0.3"},
   };

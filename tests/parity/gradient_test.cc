@@ -1,4 +1,6 @@
 // Every option of every operation: its gradients against central differences of its own loss, and that it changes something.
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <map>
 #include <random>
@@ -39,8 +41,9 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
     spec.inputs = added ? absl::StrCat(c.inputs, " ", c.added_inputs) : c.inputs;
     spec.options = added ? absl::StrCat(c.options, " ", c.added_options) : c.options;
     spec.outputs = Gradients(spec.inputs);
-    if (!schema().info().objective().empty()) absl::StrAppend(&spec.outputs, " ", schema().info().objective());
-    spec.seed = 5;
+    if (!schema().info().objective().empty())
+      absl::StrAppend(&spec.outputs, " ", schema().info().objective());
+    spec.seed = c.seed;
     v1::Op op = builder_.Build(schema(), spec);
     if (is_backward()) FillForwardResults(&op);
     return op;
@@ -77,6 +80,17 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
     return op;
   }
 
+  // Outputs of the forward call with respect to which the backward call has derivatives.
+  std::vector<std::string> Differentiated(const Message& request) const {
+    std::vector<std::string> names;
+    for (const FieldRule& rule : schema().fields()) {
+      if (rule.is_input() && absl::StartsWith(rule.name, "d_") && HasField(request, rule)) {
+        names.push_back(rule.name.substr(2));
+      }
+    }
+    return names;
+  }
+
   // Statistics that the backward call takes from the forward one (lse, entropy).
   void FillForwardResults(v1::Op* op) {
     std::vector<std::string> names;
@@ -84,10 +98,15 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
     for (const std::string name : {"lse", "entropy"}) {
       if (HasField(*request, *schema().Find(name))) names.push_back(name);
     }
-    const auto reply = runner_.Run(Forward(*op, names));
+    std::vector<std::string> wanted = Differentiated(*request);
+    wanted.insert(wanted.end(), names.begin(), names.end());
+    std::sort(wanted.begin(), wanted.end());
+    wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+    const auto reply = runner_.Run(Forward(*op, wanted));
     ASSERT_TRUE(reply.ok()) << reply.status();
     for (const std::string& name : names) {
-      MutableTensor(request, *schema().Find(name))->set_inline_data(reply->outputs().at(name).inline_data());
+      MutableTensor(request, *schema().Find(name))
+          ->set_inline_data(reply->outputs().at(name).inline_data());
     }
   }
 
@@ -104,13 +123,8 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
       }
       return upstream * Elements(reply->outputs().at(schema().info().objective()))[0];
     }
-    std::vector<std::string> names;
     const Message& request = *MutableRequest(&op);
-    for (const FieldRule& rule : schema().fields()) {
-      if (rule.is_input() && absl::StartsWith(rule.name, "d_") && HasField(request, rule)) {
-        names.push_back(rule.name.substr(2));
-      }
-    }
+    const std::vector<std::string> names = Differentiated(request);
     const auto reply = runner_.Run(Forward(op, names));
     EXPECT_TRUE(reply.ok()) << reply.status();
     if (!reply.ok()) return NAN;
@@ -159,7 +173,8 @@ TEST_P(GradientTest, MatchesCentralDifferences) {
       }
       SetElements(base, input);
       const double got = (value[1] - value[0]) / (2 * kStep);
-      EXPECT_NEAR(want, got, 4e-3 * std::sqrt(norm) + 2e-4) << rule.name << ", direction " << direction;
+      EXPECT_NEAR(want, got, 4e-3 * std::sqrt(norm) + 2e-4)
+          << rule.name << ", direction " << direction;
     }
   }
 }
@@ -199,7 +214,8 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
       {"grad_bias_mode", "accumulation: conformance vectors"},
       {"grad_hidden_reduce", "shards: tests of groups"},
       {"label_smoothing_scope", "both say the same unsharded"},
-      {"token_scaling", "its factor is a constant of the gradient, not of the loss: conformance vectors"},
+      {"token_scaling",
+       "its factor is a constant of the gradient, not of the loss: conformance vectors"},
       {"head_metrics", "changes metrics only"},
       {"force_on_policy", "old moves with the log-probability: conformance vectors"},
       {"kl_straight_through", "value and gradient differ on purpose: conformance vectors"},
@@ -226,12 +242,14 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
   };
   for (const auto& op : runner.registry().ops()) {
     bool has_gradient = false;
-    for (const FieldRule& rule : op->schema().fields()) has_gradient |= absl::StartsWith(rule.name, "grad_");
+    for (const FieldRule& rule : op->schema().fields())
+      has_gradient |= absl::StartsWith(rule.name, "grad_");
     if (!has_gradient) continue;
     std::string text = " ";
     for (const OptionCase& c : OptionCases()) {
       if (c.op == op->name() || op->schema().Find("target") != nullptr) {
-        absl::StrAppend(&text, c.inputs, " ", c.options, " ", c.added_inputs, " ", c.added_options, " ");
+        absl::StrAppend(&text, c.inputs, " ", c.options, " ", c.added_inputs, " ", c.added_options,
+                        " ");
       }
     }
     for (const FieldRule& rule : op->schema().fields()) {

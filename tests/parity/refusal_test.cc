@@ -22,24 +22,30 @@ using google::protobuf::Message;
 RequestSpec FullSpec(const std::string& op) {
   static const auto* const kSpecs = new std::map<std::string, RequestSpec>{
       {"LinearLogprob",
-       {.inputs = "target mask bias ids", .options = "top_k=3 softcap=3 logit_scale=2 valid_vocab=11",
-        .outputs = "logprob lse entropy lse2 log_sum_p2 argmax correct max_prob mean_logit ids_logprob "
-                   "topk_ids topk_logprob vocab_stats"}},
+       {.inputs = "target mask bias ids",
+        .options = "top_k=3 softcap=3 logit_scale=2 valid_vocab=11",
+        .outputs =
+            "logprob lse entropy lse2 log_sum_p2 argmax correct max_prob mean_logit ids_logprob "
+            "topk_ids topk_logprob vocab_stats"}},
       {"LinearLogprobBackward",
-       {.inputs = "target mask bias ids d_ids_logprob d_logprob entropy d_entropy d_lse d_mean_logit",
-        .options = "softcap=3", .outputs = "grad_hidden grad_weight grad_bias"}},
+       {.inputs =
+            "target mask bias ids d_ids_logprob d_logprob entropy d_entropy d_lse d_mean_logit",
+        .options = "softcap=3",
+        .outputs = "grad_hidden grad_weight grad_bias"}},
       {"LinearCrossEntropy",
        {.inputs = "target mask bias row_weight class_weight d_loss",
         .options = "label_smoothing=0.1 z_loss=0.1 reduction=MEAN denominator=4",
         .outputs = "loss row_loss logprob lse entropy argmax grad_hidden grad_weight grad_bias"}},
       {"LinearPolicyLoss",
-       {.inputs = "target mask bias advantage old_logprob ref_logprob sampler_logprob cu_seqlens row_weight "
+       {.inputs = "target mask bias advantage old_logprob ref_logprob sampler_logprob cu_seqlens "
+                  "row_weight "
                   "sequence_weight pg_weight sequence_pg_weight entropy_mask d_loss",
         .options = "kind=PPO clip_low=0.2 clip_high=0.3 ratio_cap=3 kl_estimator=K3 kl_coef=0.1 "
                    "entropy_kind=TRUE entropy_coef=0.01 is_level=TOKEN is_mode=TRUNCATE is_max=2 "
                    "off_policy_threshold=1",
-        .outputs = "loss row_loss ratio importance_weight kl logprob lse entropy grad_hidden grad_weight "
-                   "grad_bias"}}};
+        .outputs =
+            "loss row_loss ratio importance_weight kl logprob lse entropy grad_hidden grad_weight "
+            "grad_bias"}}};
   const auto found = kSpecs->find(op);
   RequestSpec spec = found == kSpecs->end() ? RequestSpec() : found->second;
   spec.op = op;
@@ -79,7 +85,8 @@ bool IsPresentTensor(const FieldRule& rule, const Message& request) {
 
 TEST_F(RefusalTest, TheFullCallsAreLegal) {
   for (const auto& op : runner_.registry().ops()) {
-    ASSERT_FALSE(FullSpec(op->name()).outputs.empty()) << "give " << op->name() << " a full call above";
+    ASSERT_FALSE(FullSpec(op->name()).outputs.empty())
+        << "give " << op->name() << " a full call above";
     EXPECT_OK(runner_.Run(builder_.Build(op->schema(), FullSpec(op->name())))) << op->name();
   }
 }
@@ -120,12 +127,12 @@ TEST_F(RefusalTest, NegativeAndEnormousExtents) {
 }
 
 TEST_F(RefusalTest, InlineBytesOfTheWrongLength) {
-  ForEachField([](const FieldRule& rule, const Message& request) {
-    return rule.is_input() && HasField(request, rule);
-  }, [&](v1::Op& op, const FieldRule& rule) {
-    MutableTensor(MutableRequest(&op), rule)->mutable_inline_data()->push_back('x');
-    ExpectRefused(op, rule.name);
-  });
+  ForEachField([](const FieldRule& rule,
+                  const Message& request) { return rule.is_input() && HasField(request, rule); },
+               [&](v1::Op& op, const FieldRule& rule) {
+                 MutableTensor(MutableRequest(&op), rule)->mutable_inline_data()->push_back('x');
+                 ExpectRefused(op, rule.name);
+               });
 }
 
 TEST_F(RefusalTest, RegionsWithoutASession) {
@@ -136,52 +143,58 @@ TEST_F(RefusalTest, RegionsWithoutASession) {
 }
 
 TEST_F(RefusalTest, RequiredFieldsThatAreMissing) {
-  ForEachField([](const FieldRule& rule, const Message&) {
-    return rule.tensor.required() || rule.scalar.required();
-  }, [&](v1::Op& op, const FieldRule& rule) {
-    Message* holder = MutableHolder(MutableRequest(&op), rule);
-    holder->GetReflection()->ClearField(holder, rule.descriptor);
-    ExpectRefused(op, rule.name);
-  });
+  ForEachField([](const FieldRule& rule,
+                  const Message&) { return rule.tensor.required() || rule.scalar.required(); },
+               [&](v1::Op& op, const FieldRule& rule) {
+                 Message* holder = MutableHolder(MutableRequest(&op), rule);
+                 holder->GetReflection()->ClearField(holder, rule.descriptor);
+                 ExpectRefused(op, rule.name);
+               });
 }
 
 TEST_F(RefusalTest, RealOptionsThatAreNotFinite) {
-  ForEachField([](const FieldRule& rule, const Message&) {
-    return rule.is_option() && rule.descriptor->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
-  }, [&](v1::Op& op, const FieldRule& rule) {
-    Message* holder = MutableHolder(MutableRequest(&op), rule);
-    for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
-      holder->GetReflection()->SetDouble(holder, rule.descriptor, bad);
-      ExpectRefused(op, rule.name);
-    }
-  });
+  ForEachField(
+      [](const FieldRule& rule, const Message&) {
+        return rule.is_option() && rule.descriptor->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE;
+      },
+      [&](v1::Op& op, const FieldRule& rule) {
+        Message* holder = MutableHolder(MutableRequest(&op), rule);
+        for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+          holder->GetReflection()->SetDouble(holder, rule.descriptor, bad);
+          ExpectRefused(op, rule.name);
+        }
+      });
 }
 
 TEST_F(RefusalTest, OptionsOutsideTheirBounds) {
-  ForEachField([](const FieldRule& rule, const Message&) {
-    return rule.is_option() && (rule.scalar.has_min() || rule.scalar.has_above());
-  }, [&](v1::Op& op, const FieldRule& rule) {
-    Message* holder = MutableHolder(MutableRequest(&op), rule);
-    const double bound = rule.scalar.has_min() ? rule.scalar.min() - 1 : rule.scalar.above();
-    if (rule.descriptor->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
-      holder->GetReflection()->SetDouble(holder, rule.descriptor, bound);
-    } else {
-      holder->GetReflection()->SetInt64(holder, rule.descriptor, static_cast<int64_t>(bound));
-    }
-    ExpectRefused(op, rule.name);
-  });
+  ForEachField(
+      [](const FieldRule& rule, const Message&) {
+        return rule.is_option() && (rule.scalar.has_min() || rule.scalar.has_above());
+      },
+      [&](v1::Op& op, const FieldRule& rule) {
+        Message* holder = MutableHolder(MutableRequest(&op), rule);
+        const double bound = rule.scalar.has_min() ? rule.scalar.min() - 1 : rule.scalar.above();
+        if (rule.descriptor->cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE) {
+          holder->GetReflection()->SetDouble(holder, rule.descriptor, bound);
+        } else {
+          holder->GetReflection()->SetInt64(holder, rule.descriptor, static_cast<int64_t>(bound));
+        }
+        ExpectRefused(op, rule.name);
+      });
 }
 
 TEST_F(RefusalTest, EnumValuesThatDoNotExist) {
-  ForEachField([](const FieldRule& rule, const Message&) {
-    return rule.is_option() && rule.descriptor->enum_type() != nullptr;
-  }, [&](v1::Op& op, const FieldRule& rule) {
-    Message* holder = MutableHolder(MutableRequest(&op), rule);
-    holder->GetReflection()->SetEnumValue(holder, rule.descriptor, 0);
-    ExpectRefused(op, rule.name);
-    holder->GetReflection()->SetEnumValue(holder, rule.descriptor, 4321);
-    ExpectRefused(op, rule.name);
-  });
+  ForEachField(
+      [](const FieldRule& rule, const Message&) {
+        return rule.is_option() && rule.descriptor->enum_type() != nullptr;
+      },
+      [&](v1::Op& op, const FieldRule& rule) {
+        Message* holder = MutableHolder(MutableRequest(&op), rule);
+        holder->GetReflection()->SetEnumValue(holder, rule.descriptor, 0);
+        ExpectRefused(op, rule.name);
+        holder->GetReflection()->SetEnumValue(holder, rule.descriptor, 4321);
+        ExpectRefused(op, rule.name);
+      });
 }
 
 TEST_F(RefusalTest, NothingIsAddedToAnAccumulatedOutput) {
@@ -212,12 +225,14 @@ TEST_F(RefusalTest, NothingIsAddedToAnAccumulatedOutput) {
 // Every byte of a request in turn: whatever it becomes, the server answers with a status.
 TEST_F(RefusalTest, NoDamagedMessageIsFatal) {
   for (const auto& op : runner_.registry().ops()) {
-    const std::string bytes = builder_.Build(op->schema(), FullSpec(op->name())).SerializeAsString();
+    const std::string bytes =
+        builder_.Build(op->schema(), FullSpec(op->name())).SerializeAsString();
     std::mt19937_64 random(3);
     int parsed = 0;
     for (int i = 0; i < 3000; ++i) {
       std::string damaged = bytes;
-      for (int k = 0; k < 1 + i % 3; ++k) damaged[random() % damaged.size()] = static_cast<char>(random());
+      for (int k = 0; k < 1 + i % 3; ++k)
+        damaged[random() % damaged.size()] = static_cast<char>(random());
       v1::Op request;
       if (!request.ParseFromString(damaged)) continue;
       ++parsed;

@@ -142,7 +142,8 @@ def test_first_ratio_is_exactly_one(client):
 
 @pytest.mark.parametrize("change, field", [
     ({"clip_low": None}, "clip_low"), ({"kl_coef": 0.1}, "kl_coef"),
-    ({"kind": "reinforced"}, "kind"), ({"sequence_advantage": torch.zeros(B + 1)}, "sequence_advantage"),
+    ({"kind": "reinforced"}, "kind"), ({"old_logprob": torch.zeros(B, T + 1)}, "old_logprob"),
+    ({"sequence_advantage": torch.zeros(B).half()}, "sequence_advantage"),
     ({"cu_seqlens": torch.tensor([0, 6, 5, 18, 24])}, "cu_seqlens"),
 ])
 def test_a_refusal_names_the_field(client, change, field):
@@ -157,7 +158,6 @@ def test_a_refusal_names_the_field(client, change, field):
 def test_a_kind_that_is_not_built_is_unimplemented(client):
     hidden, weight, target, old, _, _, advantage = rollout()
     with pytest.raises(lossd.LossdError) as caught:
-        lossd.policy_loss(hidden, weight, target, client=client, kind="gspo", old_logprob=old,
-                          sequence_advantage=advantage, cu_seqlens=cu_seqlens(), clip_low=0.2,
-                          clip_high=0.2)
+        lossd.policy_loss(hidden, weight, target, client=client, kind="dro", dro_beta=1.0, old_logprob=old,
+                          sequence_advantage=advantage, cu_seqlens=cu_seqlens())
     assert (caught.value.code, caught.value.field) == ("UNIMPLEMENTED", "kind")

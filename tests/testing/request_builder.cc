@@ -88,8 +88,7 @@ void Append(T value, std::string* bytes) {
 
 Message* MutableRequest(v1::Op* op) {
   const auto* reflection = op->GetReflection();
-  const auto* field =
-      reflection->GetOneofFieldDescriptor(*op, v1::Op::descriptor()->oneof_decl(0));
+  const auto* field = reflection->GetOneofFieldDescriptor(*op, v1::Op::descriptor()->oneof_decl(0));
   return reflection->MutableMessage(op, field);
 }
 
@@ -210,10 +209,12 @@ v1::Op RequestBuilder::Build(const OpSchema& schema, const RequestSpec& spec) {
   if (request == nullptr) Fail("lossd.v1.Op has no " + schema.name());
   const std::vector<std::string> inputs = absl::StrSplit(spec.inputs, ' ', absl::SkipEmpty());
   for (const std::string& name : inputs) FindOrFail(schema, name);
-  for (const FieldRule& rule : schema.fields()) {  // in the order of the message, so that seeds mean the same everywhere
+  for (const FieldRule& rule :
+       schema.fields()) {  // in the order of the message, so that seeds mean the same everywhere
     if (!rule.is_input()) continue;
     const bool wanted = std::find(inputs.begin(), inputs.end(), rule.name) != inputs.end();
-    if (wanted || rule.tensor.required()) *MutableTensor(request, rule) = MakeInput(rule, spec.model);
+    if (wanted || rule.tensor.required())
+      *MutableTensor(request, rule) = MakeInput(rule, spec.model);
   }
   for (const absl::string_view option : absl::StrSplit(spec.options, ' ', absl::SkipEmpty())) {
     SetOption(schema, option, request);

@@ -88,6 +88,8 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
         if value is None:
             continue
         if rule.is_tensor:
+            if rule.dims == ("Upstream",) and hasattr(value, "reshape"):
+                value = value.reshape(-1)  # one extent on the wire, where other row tensors may have several
             arrays[rule.name] = array = tensors.convert(rule, value, leader)
             leader = leader or array
         else:

@@ -90,8 +90,10 @@ class Client:
         """A whole lossd.v1.RunRequest, as a dict with the names of the proto; its reply as a dict. Waits. Raises LossdError."""
         try:
             data = self._handle.run(self._schema.run_request.encode(request), timeout or 0.0)
-        except LossdError:
+        except LossdError as error:
             self._failed = True
+            if error.field.startswith("ready"):  # a new session, which does not know the events
+                self._boot_id = None
             raise
         return self._schema.run_reply.decode(data)
 
@@ -145,6 +147,7 @@ class Client:
         self.list_regions()  # reaches the present server
         boot_id = self.server_info.get("boot_id")
         if boot_id != self._boot_id:
+            self._handle.event_count = 0
             for device in self._devices.values():
                 device.register_events()
             self._boot_id = boot_id

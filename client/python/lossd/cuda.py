@@ -125,7 +125,7 @@ class Device:
     def register_events(self):
         """Makes the ready events known to the present session; again after the server has restarted."""
         if self._events is not None:
-            self._handle.register_events(self._ready_handles)
+            self._first_event, _ = self._handle.register_events(self._ready_handles)
 
     def _current(self):
         return _Current(self._driver, self._context)
@@ -166,7 +166,7 @@ class Device:
         index, event = self._events.get()
         with self._current():
             self._driver.record(event, stream.cuda_stream)
-        return {"ready": {"event": index}}, (index, event)
+        return {"ready": {"event": self._first_event + index}}, (index, event)
 
     def release(self, event):
         self._events.put(event)

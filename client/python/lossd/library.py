@@ -156,6 +156,7 @@ class ClientHandle:
         self.library = library
         options = _ConnectOptions(name.encode(), connect_timeout, call_timeout)
         self.handle = library.create("lossd_connect", address.encode(), ctypes.byref(options))
+        self.event_count = 0  # of the present session; ready events are numbered over all registrations
 
     def close(self):
         handle, self.handle = getattr(self, "handle", None), None
@@ -185,11 +186,12 @@ class ClientHandle:
             buffer_id, int(writable)))
 
     def register_events(self, ready):
-        """64-byte handles of ready events to those of the server's done events."""
+        """64-byte handles of ready events. Returns the number of the first, and the handles of the server's done events."""
         done = (ctypes.c_uint8 * (64 * len(ready)))()
         self.library.call("lossd_register_events", self._open(), b"".join(ready), len(ready), done)
+        first, self.event_count = self.event_count, self.event_count + len(ready)
         data = bytes(done)
-        return [data[i:i + 64] for i in range(0, len(data), 64)]
+        return first, [data[i:i + 64] for i in range(0, len(data), 64)]
 
 
 class BufferHandle:

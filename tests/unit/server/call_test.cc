@@ -60,7 +60,12 @@ class Running {
             [this](const absl::Status& status) { status_.set_value(status); })) {
     call_->Start();
   }
-  Outcome Wait() { return {status_.get_future().get(), reply_}; }
+  Outcome Wait() {
+    Outcome outcome;
+    outcome.status = status_.get_future().get();
+    outcome.reply = reply_;
+    return outcome;
+  }
   void Cancel() { call_->Cancel(); }
 
  private:
@@ -292,7 +297,9 @@ TEST_F(CallTest, DeadlineCancelAndTheSessionsEndCountUntilTheLaunch) {
 
 TEST_F(CallTest, AClosedSessionStartsNothing) {
   session_->Close();
-  EXPECT_EQ(Run(RegionRequest()).status.code(), absl::StatusCode::kAborted);
+  const absl::Status status = Run(RegionRequest()).status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(GetErrorDetail(status)->reason(), "STALE_SESSION");
 }
 
 TEST_F(CallTest, WorkspaceLimitHoldsForItsRequestOnly) {

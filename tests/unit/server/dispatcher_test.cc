@@ -177,11 +177,12 @@ TEST_F(DispatcherTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   ASSERT_OK(dispatcher.Submit(1, queued));
   auto drained = std::async(std::launch::async,
                             [&] { return dispatcher.Drain(absl::Now() + absl::Seconds(10)); });
+  // Until the other thread has begun to drain, works are taken; then the queue is full.
   absl::Status refused;
-  do {
-    auto late = std::make_shared<TestWork>();
-    refused = dispatcher.Submit(2, late);
-  } while (refused.ok());
+  for (int i = 0; i < 5000 && refused.code() != absl::StatusCode::kUnavailable; ++i) {
+    refused = dispatcher.Submit(2, std::make_shared<TestWork>());
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(GetErrorDetail(refused)->reason(), "DRAINING");
   gate.Open();

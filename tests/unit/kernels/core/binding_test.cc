@@ -26,7 +26,8 @@ class TwoRegions final : public RegionResolver {
     region.owner = owner_;
     return region;
   }
-  std::vector<std::byte> memory_[2] = {std::vector<std::byte>(kBytes), std::vector<std::byte>(kBytes)};
+  std::vector<std::byte> memory_[2] = {std::vector<std::byte>(kBytes),
+                                       std::vector<std::byte>(kBytes)};
   std::shared_ptr<int> owner_ = std::make_shared<int>(0);
 };
 

@@ -51,9 +51,7 @@ TEST(RowsViewTest, CountsWideStridesIn64Bits) {
   EXPECT_EQ(rows.Offset(2), int64_t{1} << 32);
 }
 
-TEST(RowsViewTest, AnAbsentTensorHasNoRows) {
-  EXPECT_FALSE(MakeRowsView(TensorView(), 0));
-}
+TEST(RowsViewTest, AnAbsentTensorHasNoRows) { EXPECT_FALSE(MakeRowsView(TensorView(), 0)); }
 
 TEST(ArenaTest, RefusesWithTheNumbersWhenItIsFull) {
   std::byte memory[2048];
