@@ -65,8 +65,10 @@ class Buffer {
                     uint64_t byte_offset = 0) const;
 };
 
-// Thread-safe. After a server restart the first call fails with UNAVAILABLE and later ones work: the client opens a new session and
-// registers its buffers again under the same ids (contents of server-held buffers are lost: their use gives FAILED_PRECONDITION).
+// Thread-safe; no call waits longer than its deadline. When the server ends, calls under way fail with UNAVAILABLE, and later ones work as
+// soon as a server is there again: the client opens a new session and registers its buffers again under the same ids (contents of
+// server-held buffers are lost: their use gives FAILED_PRECONDITION; events must be registered again). A call that adds to an output
+// gets a request_id of its own, so that a repeat within the session does not add twice.
 class Client {
  public:
   // Errors: UNAVAILABLE if nothing listens there, PERMISSION_DENIED if the server refuses this user.

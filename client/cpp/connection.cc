@@ -27,6 +27,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& target) {
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, 64 << 10);
   // A new connection must not inherit the back-off that the last server's end has left.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   // Loopback only: a proxy of the environment has no business here.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
@@ -60,6 +61,11 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const Address& addr
   connection->buffers_ = v1::Buffers::NewStub(connection->channel_);
   const absl::Status opened = connection->OpenSession(MakeOpen(client_name), deadline);
   if (!opened.ok()) return Prefix(address.text, opened);
+  // A server that starts opens its two sockets one after the other.
+  if (address.is_unix() && !connection->channel_->WaitForConnected(absl::ToChronoTime(deadline))) {
+    return absl::UnavailableError(
+        absl::StrCat(address.text, ": the session socket answers, but not the calls'"));
+  }
   return connection;
 }
 

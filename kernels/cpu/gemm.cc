@@ -13,7 +13,7 @@ constexpr int kNoTranspose = 111;
 constexpr int kTranspose = 112;
 
 // Rows of C times a block of its columns; the block's sums stay in registers or the first cache.
-void RunPlain(const Product& p) {
+void RunPlain(const MatrixProduct& p) {
   constexpr int64_t kBlock = 64;
   float sums[kBlock];
   for (int64_t i = 0; i < p.m; ++i) {
@@ -70,7 +70,7 @@ Gemm Gemm::Load() {
   return gemm;
 }
 
-void Gemm::Run(const Product& p) const {
+void Gemm::Run(const MatrixProduct& p) const {
   if (p.m == 0 || p.n == 0) return;
   const bool fits = FitsInt(p.m) && FitsInt(p.n) && FitsInt(p.k) && FitsInt(p.a_stride) &&
                     FitsInt(p.b_stride) && FitsInt(p.c_stride);

@@ -8,7 +8,7 @@
 namespace lossd {
 
 // C [m, n] = A B, or C += A B; everything row-major. `a_transposed`: A is stored as [k, m], `b_transposed`: B as [n, k].
-struct Product {
+struct MatrixProduct {
   bool a_transposed = false;
   bool b_transposed = false;
   int64_t m = 0;
@@ -32,7 +32,7 @@ class Gemm {
   // The plain kernel: for tests, and where the library is missing.
   static Gemm Plain() { return Gemm(); }
 
-  void Run(const Product& product) const;
+  void Run(const MatrixProduct& product) const;
 
   // "OpenBLAS 0.3.21 ..." or "plain (libopenblas.so.0 was not found)".
   const std::string& name() const { return name_; }

@@ -53,7 +53,7 @@ void HeadProducts::Logits(const float* hidden, int64_t rows, float* logits) {
   const int64_t hidden_size = pass_.head.hidden_size;
   const int64_t step = pass_.batch_invariant ? kInvariantRows : rows;
   device_.pool().For(tiles(), [&](int64_t tile, int worker) {
-    Product product;
+    MatrixProduct product;
     product.b_transposed = true;
     product.m = step;
     product.n = TileWidth(tile);
@@ -109,7 +109,7 @@ void HeadProducts::GradHiddenBlocks(const float* draw, int64_t k, const float* w
   device_.pool().For(blocks(rows, row_block) * across, [&](int64_t block, int) {
     const int64_t row = block / across * row_block;
     const int64_t column = block % across * column_block;
-    Product product;
+    MatrixProduct product;
     product.m = std::min(row_block, rows - row);
     product.n = std::min(column_block, hidden_size - column);
     product.k = k;
@@ -139,7 +139,7 @@ void HeadProducts::GradWeightTile(const float* draw, const float* hidden, int64_
   const int64_t hidden_size = pass_.head.hidden_size;
   const int64_t begin = TileBegin(tile);
   const bool add = pass_.gradients.weight_mode == GradMode::kAccumulate;
-  Product product;
+  MatrixProduct product;
   product.a_transposed = true;
   product.m = TileWidth(tile);
   product.n = hidden_size;

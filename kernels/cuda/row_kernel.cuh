@@ -50,13 +50,13 @@ struct RowSums {
     weighted_d = __fadd_rn(weighted_d, other.weighted_d);
     argmax = min(argmax, other.argmax);
   }
-  __device__ void AddColumn(float d, bool is_max, int column) {
-    const float e = expf(d);
+  // An error of ex2.approx is 2^-22 of its value, one of its argument |d| 2^-24: nothing beside a sum's own rounding.
+  __device__ void AddColumn(float d) {
+    const float e = __expf(d);
     sum_exp = __fadd_rn(sum_exp, e);
     sum_exp_d = __fmaf_rn(e, fmaxf(d, kLowest), sum_exp_d);
     sum_exp_2 = __fmaf_rn(e, e, sum_exp_2);
     sum_d = __fadd_rn(sum_d, d);
-    if (is_max) argmax = min(argmax, column);
   }
 };
 
@@ -84,9 +84,11 @@ struct LogitTransform {
   float cap;
   float inverse_temperature;
 
-  __device__ float operator()(float raw) const {
+  __device__ float operator()(float raw) const { return cap > 0 ? Apply<true>(raw) : Apply<false>(raw); }
+  template <bool kCap>
+  __device__ float Apply(float raw) const {
     float s = __fmul_rn(scale, raw);
-    if (cap > 0) s = __fmul_rn(cap, tanhf(__fdiv_rn(s, cap)));
+    if (kCap) s = __fmul_rn(cap, tanhf(__fdiv_rn(s, cap)));
     return __fmul_rn(s, inverse_temperature);
   }
   // 1 - tanh^2 without its cancellation.
@@ -149,6 +151,7 @@ class RowBlock {
   // Reads the slice, keeps it if it fits; the thread's maximum of z.
   __device__ float Load(bool want_max) {
     float result = -INFINITY;
+    float largest_raw = -INFINITY;
     if (!on_chip_ && !want_max) return result;
     for (int j0 = begin_ + 4 * threadIdx.x; j0 < end_; j0 += 4 * kRowThreads * kRowLoads) {
       float4 v[kRowLoads];
@@ -164,38 +167,64 @@ class RowBlock {
         if (on_chip_) *reinterpret_cast<float4*>(buffer_ + (j - begin_)) = v[u];
         if (!want_max) continue;
         const float raw[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
+        if (transform_.cap == 0 && j + 4 <= end_) {
+          // Products with positive numbers keep the order: one transform of the largest is enough.
+          largest_raw = MaxOrNan(largest_raw, MaxOrNan(MaxOrNan(raw[0], raw[1]), MaxOrNan(raw[2], raw[3])));
+          continue;
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (j + i < end_) result = MaxOrNan(result, transform_(raw[i]));
         }
       }
     }
-    return result;
+    return transform_.cap > 0 ? result : MaxOrNan(result, transform_.Apply<false>(largest_raw));
   }
 
-  // The thread's sums. NaN in sum_exp: the row is degenerate.
+  // The thread's sums. NaN in sum_exp: the row is degenerate. The variants differ in what they leave out, not in a bit of the rest.
   __device__ RowSums Sum(float max) const {
+    if (pass_.column_weight != nullptr) return SumColumns<true, true>(max);
+    return transform_.cap > 0 ? SumColumns<true, false>(max) : SumColumns<false, false>(max);
+  }
+
+ protected:
+  // kSlow: with a cap, perhaps.
+  template <bool kSlow, bool kWeighted>
+  __device__ RowSums SumColumns(float max) const {
     RowSums sums;
-    const float* weight = pass_.column_weight;
     for (int j = begin_ + 4 * threadIdx.x; j < end_; j += 4 * kRowThreads) {
       const float4 v = Vector(j);
-      const float raw[4] = {v.x, v.y, v.z, v.w};
+      float z[4] = {v.x, v.y, v.z, v.w};
+      const int columns = min(4, end_ - j);
+      bool has_max = false;
+      if (columns == 4) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (j + i >= end_) break;
-        const float z = transform_(raw[i]);
-        const float d = __fsub_rn(z, max);
-        sums.AddColumn(d, z == max, j + i);
-        if (weight != nullptr) {
-          sums.weighted_d =
-              __fadd_rn(sums.weighted_d, Times(weight[pass_.head.vocab_start + j + i], d));
+        for (int i = 0; i < 4; ++i) z[i] = kSlow ? transform_(z[i]) : transform_.Apply<false>(z[i]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums.AddColumn(__fsub_rn(z[i], max));
+        has_max = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])) == max;
+      } else {
+        for (int i = 0; i < columns; ++i) {
+          z[i] = transform_(z[i]);
+          sums.AddColumn(__fsub_rn(z[i], max));
+          has_max = has_max || z[i] == max;
+        }
+      }
+      if (has_max) {
+        for (int i = columns - 1; i >= 0; --i) {
+          if (z[i] == max) sums.argmax = min(sums.argmax, j + i);
+        }
+      }
+      if (kWeighted) {
+        const float* weight = pass_.column_weight + pass_.head.vocab_start + j;
+        for (int i = 0; i < columns; ++i) {
+          sums.weighted_d = __fadd_rn(sums.weighted_d, Times(weight[i], __fsub_rn(z[i], max)));
         }
       }
     }
     return sums;
   }
 
- protected:
   __device__ float Bias(int j) const {
     // The padding behind the last column has no bias.
     if (j >= end_) return 0;
@@ -217,7 +246,12 @@ class RowBlock {
 class RowGradient : public RowBlock {
  public:
   __device__ RowGradient(const RowBlock& block, const RowAnswer& answer)
-      : RowBlock(block), answer_(answer), zero_(answer.coefficients.IsZero()) {}
+      : RowBlock(block), answer_(answer), zero_(answer.coefficients.IsZero()) {
+    const RowCoefficients& k = answer.coefficients;
+    plain_ = !zero_ && k.c != 0 && k.u == 0 && k.h == 0 && transform_.cap == 0;
+    slope_ = transform_.scale * transform_.inverse_temperature;
+    plain_factor_ = k.c * answer.inverse_sum * slope_;
+  }
 
   // Everything but the target's and the ids' terms, before the derivative of z.
   template <bool kAccurate>
@@ -311,6 +345,9 @@ class RowGradient : public RowBlock {
   }
 
  private:
+  __device__ float Plain(float raw) const {
+    return plain_factor_ * __expf(__fmaf_rn(raw, slope_, -answer_.max));
+  }
   __device__ float Scaled(float g, float raw) const {
     return g == 0 ? 0.0f : g * transform_.Derivative(raw);
   }
@@ -321,7 +358,14 @@ class RowGradient : public RowBlock {
     for (int j0 = begin_; j0 < written_end_; j0 += 4 * kRowThreads) {
       const int j = j0 + 4 * threadIdx.x;
       float g[4] = {0, 0, 0, 0};
-      if (j < end_) {
+      if (!kAccurate && plain_ && j + 4 <= end_) {
+        // c p alone, as in cross entropy and policy losses without an entropy term: two operations and an exponential.
+        const float4 v = Vector(j);
+        g[0] = Plain(v.x);
+        g[1] = Plain(v.y);
+        g[2] = Plain(v.z);
+        g[3] = Plain(v.w);
+      } else if (j < end_) {
         const float4 v = Vector(j);
         g[0] = Column<kAccurate>(v.x, j);
         g[1] = Column<kAccurate>(v.y, j + 1);
@@ -348,6 +392,9 @@ class RowGradient : public RowBlock {
 
   RowAnswer answer_;
   bool zero_;
+  bool plain_;
+  float slope_;
+  float plain_factor_;
 };
 
 }  // namespace lossd

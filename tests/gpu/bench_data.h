@@ -45,7 +45,7 @@ struct BenchData {
   BenchData(int64_t n, int64_t h, int64_t v, double s)
       : rows(n), hidden_size(h), vocab(v), hidden(n * h), weight(v * h), target(n) {
     InParallel(vocab, [this](int64_t j) {
-      std::minstd_rand random(static_cast<unsigned>(2 * j + 1));
+      std::mt19937 random(static_cast<unsigned>(2 * j + 1));
       std::normal_distribution<float> normal(0, 0.02f);
       for (int64_t k = 0; k < hidden_size; ++k) weight[j * hidden_size + k] = ToBf16(normal(random));
     });
@@ -58,7 +58,7 @@ struct BenchData {
       y = static_cast<int32_t>(std::lower_bound(sums.begin(), sums.end(), uniform(random)) - sums.begin());
     }
     InParallel(rows, [this, s](int64_t i) {
-      std::minstd_rand generator(static_cast<unsigned>(2 * i + 100001));
+      std::mt19937 generator(static_cast<unsigned>(2 * i + 2));
       std::normal_distribution<float> normal(0, 1);
       const uint16_t* w = &weight[target[i] * hidden_size];
       double norm = 0;

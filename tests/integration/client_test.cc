@@ -10,7 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -477,25 +479,34 @@ void ExpectRecovery(const std::string& address) {
   EXPECT_TRUE(client->CreateBuffer(64).ok());
 }
 
-std::string PrivateFolder() {
-  std::string folder = testing::TempDir() + "/lossd-test-XXXXXX";
-  EXPECT_NE(mkdtemp(folder.data()), nullptr);
-  return folder;
-}
+// A socket path of our own, and nothing left of it afterwards.
+class SocketFolder {
+ public:
+  SocketFolder() : folder_(P_tmpdir "/lossd-test-XXXXXX") {
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+  }
+  ~SocketFolder() {
+    for (const char* name : {"/x.sock", "/x.sock.session", "/x.sock.lock"}) {
+      unlink((folder_ + name).c_str());
+    }
+    rmdir(folder_.c_str());
+  }
+  std::string address() const { return absl::StrCat("unix:", folder_, "/x.sock"); }
+
+ private:
+  std::string folder_;
+};
 
 TEST(ServerLossTest, OneClearErrorAndTheNextServerServes) {
-  const std::string folder = PrivateFolder();
-  ExpectRecovery(absl::StrCat("unix:", folder, "/x.sock"));
-  for (const char* name : {"/x.sock", "/x.sock.session", "/x.sock.lock"})
-    unlink((folder + name).c_str());
-  rmdir(folder.c_str());
+  const SocketFolder folder;
+  ExpectRecovery(folder.address());
 }
 
 TEST(ServerLossTest, TheSameOverTcp) { ExpectRecovery(FreeTcpAddress()); }
 
 TEST(ServerLossTest, ARestartBetweenCallsIsNotNoticed) {
-  for (const std::string& address :
-       {absl::StrCat("unix:", PrivateFolder(), "/x.sock"), FreeTcpAddress()}) {
+  const SocketFolder folder;
+  for (const std::string& address : {folder.address(), FreeTcpAddress()}) {
     auto server = std::make_unique<ServerAt>(address);
     const auto client = Connect(address);
     ASSERT_NE(client, nullptr);
@@ -503,8 +514,9 @@ TEST(ServerLossTest, ARestartBetweenCallsIsNotNoticed) {
     server = std::make_unique<ServerAt>(address);
     absl::Status status = client->Run(CrossEntropy()).status();
     // Over TCP the old connection's end may be what the call meets; never more than one.
-    if (address[0] != 'u' && absl::IsUnavailable(status))
+    if (address[0] != 'u' && absl::IsUnavailable(status)) {
       status = client->Run(CrossEntropy()).status();
+    }
     EXPECT_TRUE(status.ok()) << status;
   }
 }
@@ -518,10 +530,14 @@ TEST(ServerLossTest, AServerThatHangsCostsTheDeadlineOnly) {
   ASSERT_NE(client, nullptr);
   ASSERT_TRUE(client->Run(CrossEntropy()).ok());
   kill((*server)->pid(), SIGSTOP);
+  int stopped = 0;
+  ASSERT_EQ(waitpid((*server)->pid(), &stopped, WUNTRACED), (*server)->pid());
+  ASSERT_TRUE(WIFSTOPPED(stopped));
   const absl::Time start = absl::Now();
   CallOptions call;
   call.timeout = absl::Milliseconds(300);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(client->Run(CrossEntropy(), call).status()));
+  const absl::Status late = client->Run(CrossEntropy(), call).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
   ClientOptions second;
   second.address = (*server)->address();
   second.connect_timeout = absl::Milliseconds(300);

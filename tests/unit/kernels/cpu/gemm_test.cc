@@ -27,8 +27,9 @@ void ExpectProduct(const Gemm& gemm, const Case& c) {
   std::vector<float> out(m * c_stride, 0.5f);
   for (size_t i = 0; i < a.size(); ++i) a[i] = std::sin(0.7f * static_cast<float>(i));
   for (size_t i = 0; i < b.size(); ++i) b[i] = std::cos(0.3f * static_cast<float>(i));
-  Product product{c.a_transposed, c.b_transposed, m,        n,          k,        a.data(),
-                  a_stride,       b.data(),       b_stride, out.data(), c_stride, c.accumulate};
+  MatrixProduct product{c.a_transposed, c.b_transposed, m,        n,        k,
+                        a.data(),       a_stride,       b.data(), b_stride, out.data(),
+                        c_stride,       c.accumulate};
   gemm.Run(product);
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
