@@ -29,7 +29,8 @@ absl::StatusOr<Registry> Registry::Create(std::vector<std::unique_ptr<Op>> ops) 
   const OneofDescriptor* field = OpField();
   for (int i = 0; i < field->field_count(); ++i) {
     if (registry.Find(field->field(i)->message_type()->name()) == nullptr) {
-      return absl::InternalError(absl::StrCat("no kernel for lossd.v1.Op.", field->field(i)->name()));
+      return absl::InternalError(
+          absl::StrCat("no kernel for lossd.v1.Op.", field->field(i)->name()));
     }
   }
   for (const auto& op : registry.ops_) {
@@ -37,7 +38,8 @@ absl::StatusOr<Registry> Registry::Create(std::vector<std::unique_ptr<Op>> ops) 
     for (int i = 0; i < field->field_count(); ++i) {
       found = found || field->field(i)->message_type() == op->schema().message();
     }
-    if (!found) return absl::InternalError(absl::StrCat("no field of lossd.v1.Op for ", op->name()));
+    if (!found)
+      return absl::InternalError(absl::StrCat("no field of lossd.v1.Op for ", op->name()));
   }
   return registry;
 }
@@ -45,7 +47,8 @@ absl::StatusOr<Registry> Registry::Create(std::vector<std::unique_ptr<Op>> ops) 
 const Op* Registry::Find(absl::string_view name) const {
   const FieldDescriptor* field = v1::Op::descriptor()->FindFieldByName(std::string(name));
   for (const auto& op : ops_) {
-    if (op->name() == name || (field != nullptr && field->message_type() == op->schema().message())) {
+    if (op->name() == name ||
+        (field != nullptr && field->message_type() == op->schema().message())) {
       return op.get();
     }
   }
@@ -56,7 +59,8 @@ absl::StatusOr<const Op*> Registry::Select(const v1::Op& op,
                                            const google::protobuf::Message** request) const {
   const auto* reflection = op.GetReflection();
   const FieldDescriptor* field = reflection->GetOneofFieldDescriptor(op, OpField());
-  if (field == nullptr) return FieldError("op", "one of the operations of ListOps", "absent or unknown");
+  if (field == nullptr)
+    return FieldError("op", "one of the operations of ListOps", "absent or unknown");
   *request = &reflection->GetMessage(op, field);
   return Find(field->message_type()->name());
 }
@@ -68,8 +72,8 @@ absl::StatusOr<AdmittedOp> Admit(const Registry& registry, const v1::Op& op,
   LOSSD_ASSIGN_OR_RETURN(admitted.op, registry.Select(op, &admitted.request));
   LOSSD_ASSIGN_OR_RETURN(admitted.dims, admitted.op->schema().Check(*admitted.request));
   LOSSD_RETURN_IF_ERROR(admitted.op->Check(*admitted.request, admitted.dims));
-  LOSSD_ASSIGN_OR_RETURN(
-      admitted.binding, Binding::Create(admitted.op->schema(), *admitted.request, regions, donated));
+  LOSSD_ASSIGN_OR_RETURN(admitted.binding, Binding::Create(admitted.op->schema(), *admitted.request,
+                                                           regions, donated));
   return admitted;
 }
 
@@ -82,8 +86,8 @@ absl::Status Launch(AdmittedOp& admitted, const RunOptions& options, Backend& ba
       return FieldError(bound.rule->name, "in a region when the call does not wait for the device",
                         "inline");
     }
-    LOSSD_ASSIGN_OR_RETURN(bound.view.data, device.workspace().Allocate(
-                                                bound.bytes, bound.rule->name.c_str()));
+    LOSSD_ASSIGN_OR_RETURN(bound.view.data,
+                           device.workspace().Allocate(bound.bytes, bound.rule->name.c_str()));
     const std::string& bytes = bound.tensor->inline_data();
     if (!bytes.empty()) {
       LOSSD_RETURN_IF_ERROR(device.CopyIn(bound.view.data, bytes.data(), bytes.size()));

@@ -11,10 +11,10 @@ mapfile -t sources < <(find proto server kernels client tests -name build -prune
 tests/layers.sh || complain "includes against the arrows (above)"
 
 if command -v clang-format-14 >/dev/null; then
-  unformatted=$(clang-format-14 --dry-run --Werror "${sources[@]}" 2>&1 | grep -oE '^[^:]+\.(h|cc|cu|cuh|c)' | sort -u)
+  unformatted=$(clang-format-14 --dry-run --Werror "${sources[@]}" 2>&1 | sed -nE 's/^([^: ]+):[0-9]+:[0-9]+: error.*/\1/p' | sort -u)
   [ -z "$unformatted" ] || complain "not formatted (make format): $unformatted"
 else
-  complain "clang-format-14 is not installed"
+  echo "lint: clang-format-14 is not installed"; exit 77
 fi
 
 while read -r lines file; do
@@ -26,7 +26,7 @@ for test in $(find tests -name '*_test.cc' -o -name '*_test.c'); do
     grep -rq "$(basename "$test")" tests/CMakeLists.txt tests/*/CMakeLists.txt 2>/dev/null || complain "$test is not registered"
 done
 
-todo=$(grep -nE 'TODO|FIXME|XXX' "${sources[@]}" | grep -vE 'TODO\(#[0-9]+\)')
+todo=$(grep -nwE 'TODO|FIXME|XXX' "${sources[@]}" | grep -vE 'TODO\(#[0-9]+\)')
 [ -z "$todo" ] || complain "TODO without an issue: $todo"
 
 # Words that speak of a machine rather than of the project.

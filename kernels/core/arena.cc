@@ -16,10 +16,11 @@ absl::StatusOr<void*> Arena::Allocate(uint64_t bytes, const char* what) {
   const uint64_t free = available();
   const uint64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (rounded < bytes || rounded > free) {
-    return ReasonError(absl::StatusCode::kResourceExhausted, "WORKSPACE",
-                       absl::StrCat("workspace: ", what, " needs ", bytes, " bytes, ", free, " of ",
-                                    bytes_, " are free; start the server with a larger workspace "
-                                    "or send fewer rows"));
+    return ReasonError(
+        absl::StatusCode::kResourceExhausted, "WORKSPACE",
+        absl::StrCat("workspace: ", what, " needs ", bytes, " bytes, ", free, " of ", bytes_,
+                     " are free; start the server with a larger workspace "
+                     "or send fewer rows"));
   }
   void* memory = base_ + used_;
   used_ += rounded;

@@ -109,7 +109,8 @@ absl::Status CheckOverlap(const std::vector<BoundTensor>& tensors,
       if (&other == &output || other.in_message || other.bytes == 0) continue;
       const auto* other_begin = static_cast<const std::byte*>(other.view.data);
       if (begin >= other_begin + other.bytes || other_begin >= begin + output.bytes) continue;
-      const bool given = std::find(donated.begin(), donated.end(), other.rule->name) != donated.end();
+      const bool given =
+          std::find(donated.begin(), donated.end(), other.rule->name) != donated.end();
       if (given && begin == other_begin && output.bytes == other.bytes) continue;
       return FieldError(output.rule->name, "apart from every other tensor of the call",
                         absl::StrCat("overlapping ", other.rule->name));

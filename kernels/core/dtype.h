@@ -8,7 +8,15 @@
 namespace lossd {
 
 // Numbers are those of lossd.v1.DType (checked at compile time in schema.cc).
-enum class DType : int32_t { kUnspecified = 0, kF32 = 1, kBF16 = 2, kF16 = 3, kI32 = 4, kI64 = 5, kU8 = 6 };
+enum class DType : int32_t {
+  kUnspecified = 0,
+  kF32 = 1,
+  kBF16 = 2,
+  kF16 = 3,
+  kI32 = 4,
+  kI64 = 5,
+  kU8 = 6
+};
 
 // Bytes of an element; 0 for kUnspecified.
 constexpr size_t SizeOf(DType dtype) {

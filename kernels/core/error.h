@@ -23,7 +23,8 @@ absl::Status UnimplementedError(absl::string_view field, absl::string_view must_
                                 absl::string_view is);
 
 // Any code with a stable reason word; message says what to do.
-absl::Status ReasonError(absl::StatusCode code, absl::string_view reason, absl::string_view message);
+absl::Status ReasonError(absl::StatusCode code, absl::string_view reason,
+                         absl::string_view message);
 
 // A status with the given detail; the text is made of it when `message` is empty.
 absl::Status DetailError(absl::StatusCode code, const v1::ErrorDetail& detail,

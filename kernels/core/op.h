@@ -101,7 +101,8 @@ class TypedOp : public Op {
   virtual absl::Status CheckRequest(const M& request, const Dims& dims) const = 0;
   virtual absl::StatusOr<PendingResult> EnqueueRequest(const M& request, const OpCall& call,
                                                        Backend& backend) const = 0;
-  virtual void FillReply(const M& request, const ResultRecord& record, v1::OpReply* reply) const = 0;
+  virtual void FillReply(const M& request, const ResultRecord& record,
+                         v1::OpReply* reply) const = 0;
 };
 
 }  // namespace lossd

@@ -25,7 +25,8 @@ class Registry {
   // By message name ("LinearCrossEntropy") or field name ("linear_cross_entropy"); nullptr if there is none.
   const Op* Find(absl::string_view name) const;
   // The op of a request and its message. Errors: INVALID_ARGUMENT "op" if none is set.
-  absl::StatusOr<const Op*> Select(const v1::Op& op, const google::protobuf::Message** request) const;
+  absl::StatusOr<const Op*> Select(const v1::Op& op,
+                                   const google::protobuf::Message** request) const;
 
  private:
   std::vector<std::unique_ptr<Op>> ops_;
@@ -47,8 +48,9 @@ absl::StatusOr<AdmittedOp> Admit(const Registry& registry, const v1::Op& op,
 // An op between Launch and Collect.
 struct LaunchedOp {
   PendingResult pending;
-  ResultRecord record;                // host copy, filled by the time of Synchronize
-  std::vector<std::string> outputs;   // host copies of the outputs that go back in the reply, one for each such tensor
+  ResultRecord record;  // host copy, filled by the time of Synchronize
+  std::vector<std::string>
+      outputs;  // host copies of the outputs that go back in the reply, one for each such tensor
 };
 
 // Stages inline tensors, enqueues the op, enqueues the copies of its record and inline outputs to *launched (which must not move

@@ -106,9 +106,8 @@ absl::Status CheckUnknown(const Message& message, const std::string& prefix) {
     const bool flat = field->options().GetExtension(v1::flat);
     if (field->is_repeated()) {
       for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
-        LOSSD_RETURN_IF_ERROR(
-            CheckUnknown(reflection->GetRepeatedMessage(message, field, i),
-                         absl::StrCat(prefix, field->name(), "[", i, "].")));
+        LOSSD_RETURN_IF_ERROR(CheckUnknown(reflection->GetRepeatedMessage(message, field, i),
+                                           absl::StrCat(prefix, field->name(), "[", i, "].")));
       }
     } else {
       LOSSD_RETURN_IF_ERROR(CheckUnknown(reflection->GetMessage(message, field),
@@ -259,10 +258,10 @@ absl::Status BindDims(const FieldRule& rule, const v1::Tensor& tensor, Dims* dim
     if (!dims->Has(dim)) {
       dims->Set(dim, extent);
     } else if ((*dims)[dim] != extent) {
-      return FieldError(
-          rule.name,
-          absl::StrCat("of extent ", (*dims)[dim] + (plus_one ? 1 : 0), " in dimension ", rule.dims[d]),
-          ShapeText(tensor));
+      return FieldError(rule.name,
+                        absl::StrCat("of extent ", (*dims)[dim] + (plus_one ? 1 : 0),
+                                     " in dimension ", rule.dims[d]),
+                        ShapeText(tensor));
     }
   }
   return absl::OkStatus();
@@ -293,7 +292,8 @@ absl::StatusOr<OpSchema> OpSchema::Create(const Descriptor* message) {
   schema.message_ = message;
   schema.info_ = message->options().GetExtension(v1::op);
   if (schema.info_.formula().empty()) {
-    return absl::InternalError(absl::StrCat(message->full_name(), ": option (lossd.v1.op) missing"));
+    return absl::InternalError(
+        absl::StrCat(message->full_name(), ": option (lossd.v1.op) missing"));
   }
   LOSSD_RETURN_IF_ERROR(AddFields(message, {}, &schema.fields_));
   for (const FieldRule& rule : schema.fields_) {
@@ -349,7 +349,8 @@ bool HasField(const Message& request, const FieldRule& rule) {
 const v1::Tensor& GetTensor(const Message& request, const FieldRule& rule) {
   const Message* holder = FindHolder(request, rule);
   if (holder == nullptr) return v1::Tensor::default_instance();
-  return static_cast<const v1::Tensor&>(holder->GetReflection()->GetMessage(*holder, rule.descriptor));
+  return static_cast<const v1::Tensor&>(
+      holder->GetReflection()->GetMessage(*holder, rule.descriptor));
 }
 
 Message* MutableHolder(Message* request, const FieldRule& rule) {
@@ -385,8 +386,7 @@ const EnumValueDescriptor* FindEnumValue(const EnumDescriptor* type, absl::strin
 }
 
 const std::vector<DType>& DTypesOf(v1::DTypeSet set) {
-  static const auto* const kModel =
-      new std::vector<DType>{DType::kF32, DType::kBF16, DType::kF16};
+  static const auto* const kModel = new std::vector<DType>{DType::kF32, DType::kBF16, DType::kF16};
   static const auto* const kFloat32 = new std::vector<DType>{DType::kF32};
   static const auto* const kIndex = new std::vector<DType>{DType::kI64, DType::kI32};
   static const auto* const kMask = new std::vector<DType>{DType::kU8};

@@ -27,8 +27,8 @@ struct FieldRule {
   const google::protobuf::FieldDescriptor* descriptor = nullptr;  // path.back()
 
   bool is_tensor = false;
-  v1::TensorRule tensor;  // if is_tensor
-  v1::ScalarRule scalar;  // otherwise
+  v1::TensorRule tensor;          // if is_tensor
+  v1::ScalarRule scalar;          // otherwise
   std::vector<std::string> dims;  // names of a tensor's dimensions
 
   bool is_output() const { return is_tensor && tensor.role() == v1::OUTPUT; }

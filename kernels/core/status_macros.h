@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define LOSSD_RETURN_IF_ERROR(expr)                      \
-  do {                                                   \
+#define LOSSD_RETURN_IF_ERROR(expr)                                                       \
+  do {                                                                                    \
     if (::absl::Status lossd_status_ = (expr); !lossd_status_.ok()) return lossd_status_; \
   } while (false)
 

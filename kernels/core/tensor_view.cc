@@ -18,8 +18,8 @@ RowsView MakeRowsView(const TensorView& view, int trailing) {
   int count = 0;  // merged extents, innermost first
   for (int d = lead - 1; d >= 0; --d) {
     if (view.shape[d] == 1 && count > 0) continue;
-    if (count > 0 && (shape[count - 1] == 1 ||
-                      view.strides[d] == strides[count - 1] * shape[count - 1])) {
+    if (count > 0 &&
+        (shape[count - 1] == 1 || view.strides[d] == strides[count - 1] * shape[count - 1])) {
       if (shape[count - 1] == 1) strides[count - 1] = view.strides[d];
       shape[count - 1] *= view.shape[d];
       continue;

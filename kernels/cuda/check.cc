@@ -58,9 +58,9 @@ absl::Status CublasStatus(cublasStatus_t status, absl::string_view what) {
   const absl::StatusCode code = status == CUBLAS_STATUS_NOT_SUPPORTED
                                     ? absl::StatusCode::kUnimplemented
                                     : absl::StatusCode::kInternal;
-  return absl::Status(code, absl::StrCat("cuBLASLt could not ", what, ": ",
-                                         cublasLtGetStatusName(status), " (",
-                                         cublasLtGetStatusString(status), ")"));
+  return absl::Status(
+      code, absl::StrCat("cuBLASLt could not ", what, ": ", cublasLtGetStatusName(status), " (",
+                         cublasLtGetStatusString(status), ")"));
 }
 
 }  // namespace lossd

@@ -23,11 +23,11 @@ absl::Status CublasStatus(cublasStatus_t status, absl::string_view what);
 
 }  // namespace lossd
 
-#define LOSSD_RETURN_IF_CUDA_ERROR(expr, what)                                               \
-  do {                                                                                       \
-    if (cudaError_t lossd_cuda_ = (expr); lossd_cuda_ != cudaSuccess) {                      \
-      return ::lossd::CudaStatus(lossd_cuda_, what);                                         \
-    }                                                                                        \
+#define LOSSD_RETURN_IF_CUDA_ERROR(expr, what)                          \
+  do {                                                                  \
+    if (cudaError_t lossd_cuda_ = (expr); lossd_cuda_ != cudaSuccess) { \
+      return ::lossd::CudaStatus(lossd_cuda_, what);                    \
+    }                                                                   \
   } while (false)
 
 #endif  // LOSSD_KERNELS_CUDA_CHECK_H_

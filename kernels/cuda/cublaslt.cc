@@ -9,11 +9,11 @@
 namespace lossd {
 namespace {
 
-#define LOSSD_RETURN_IF_CUBLAS_ERROR(expr, what)                                               \
-  do {                                                                                         \
-    if (cublasStatus_t lossd_cublas_ = (expr); lossd_cublas_ != CUBLAS_STATUS_SUCCESS) {       \
-      return CublasStatus(lossd_cublas_, what);                                                \
-    }                                                                                          \
+#define LOSSD_RETURN_IF_CUBLAS_ERROR(expr, what)                                         \
+  do {                                                                                   \
+    if (cublasStatus_t lossd_cublas_ = (expr); lossd_cublas_ != CUBLAS_STATUS_SUCCESS) { \
+      return CublasStatus(lossd_cublas_, what);                                          \
+    }                                                                                    \
   } while (false)
 
 cudaDataType_t TypeOf(DType dtype) {
@@ -65,9 +65,8 @@ struct Preference {
   }
   template <class T>
   absl::Status Set(cublasLtMatmulPreferenceAttributes_t attribute, T value) {
-    return CublasStatus(
-        cublasLtMatmulPreferenceSetAttribute(get, attribute, &value, sizeof(value)),
-        "describe a preference");
+    return CublasStatus(cublasLtMatmulPreferenceSetAttribute(get, attribute, &value, sizeof(value)),
+                        "describe a preference");
   }
 };
 
@@ -77,7 +76,8 @@ absl::StatusOr<CublasLt> CublasLt::Create(uint64_t workspace_bytes) {
   CublasLt lt;
   LOSSD_RETURN_IF_ERROR(CublasStatus(cublasLtCreate(&lt.handle_), "start"));
   LOSSD_ASSIGN_OR_RETURN(
-      lt.workspace_, DeviceBuffer::Create(workspace_bytes, "allocate the workspace of the products"));
+      lt.workspace_,
+      DeviceBuffer::Create(workspace_bytes, "allocate the workspace of the products"));
   return lt;
 }
 
@@ -116,10 +116,10 @@ absl::StatusOr<const cublasLtMatmulAlgo_t*> CublasLt::FindAlgorithm(
       CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(product.fixed_order ? CUBLASLT_REDUCTION_SCHEME_NONE
                                                 : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)));
-  LOSSD_RETURN_IF_ERROR(preference.Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                                       AlignmentOf(product.b.data)));
-  LOSSD_RETURN_IF_ERROR(preference.Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                                       AlignmentOf(product.a.data)));
+  LOSSD_RETURN_IF_ERROR(
+      preference.Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(product.b.data)));
+  LOSSD_RETURN_IF_ERROR(
+      preference.Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(product.a.data)));
   LOSSD_RETURN_IF_ERROR(
       preference.Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(product.d)));
   LOSSD_RETURN_IF_ERROR(
@@ -138,17 +138,17 @@ absl::Status CublasLt::Run(const Product& product, cudaStream_t stream) {
   if (product.m == 0 || product.n == 0) return absl::OkStatus();
   const bool device_scalars = product.device_alpha != nullptr;
   Operation operation;
-  LOSSD_RETURN_IF_ERROR(CublasStatus(
-      cublasLtMatmulDescCreate(&operation.get, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-      "describe a product"));
+  LOSSD_RETURN_IF_ERROR(
+      CublasStatus(cublasLtMatmulDescCreate(&operation.get, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                   "describe a product"));
   // The library is column-major: it is asked for the transposed product, with the operands' places exchanged.
-  LOSSD_RETURN_IF_ERROR(operation.Set(CUBLASLT_MATMUL_DESC_TRANSA,
-                                      product.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
-  LOSSD_RETURN_IF_ERROR(operation.Set(CUBLASLT_MATMUL_DESC_TRANSB,
-                                      product.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
-  LOSSD_RETURN_IF_ERROR(operation.Set(
-      CUBLASLT_MATMUL_DESC_POINTER_MODE,
-      device_scalars ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST));
+  LOSSD_RETURN_IF_ERROR(
+      operation.Set(CUBLASLT_MATMUL_DESC_TRANSA, product.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+  LOSSD_RETURN_IF_ERROR(
+      operation.Set(CUBLASLT_MATMUL_DESC_TRANSB, product.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+  LOSSD_RETURN_IF_ERROR(
+      operation.Set(CUBLASLT_MATMUL_DESC_POINTER_MODE,
+                    device_scalars ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST));
   Layout a, b, d;
   LOSSD_RETURN_IF_ERROR(product.b.transposed
                             ? a.Create(product.inputs, product.n, product.k, product.b.stride)
@@ -177,11 +177,10 @@ absl::Status CublasLt::Run(const Product& product, cudaStream_t stream) {
   LOSSD_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t* algorithm,
                          FindAlgorithm(key, product, operation.get, a.get, b.get, d.get));
   return CublasStatus(
-      cublasLtMatmul(handle_, operation.get,
-                     device_scalars ? product.device_alpha : &product.alpha, product.b.data, a.get,
-                     product.a.data, b.get, device_scalars ? product.device_beta : &product.beta,
-                     product.d, d.get, product.d, d.get, algorithm, workspace_.data(),
-                     workspace_.bytes(), stream),
+      cublasLtMatmul(handle_, operation.get, device_scalars ? product.device_alpha : &product.alpha,
+                     product.b.data, a.get, product.a.data, b.get,
+                     device_scalars ? product.device_beta : &product.beta, product.d, d.get,
+                     product.d, d.get, algorithm, workspace_.data(), workspace_.bytes(), stream),
       absl::StrCat("multiply m ", product.m, " n ", product.n, " k ", product.k));
 }
 

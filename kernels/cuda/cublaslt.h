@@ -66,9 +66,11 @@ class CublasLt {
  private:
   using Key = std::array<int64_t, 16>;
 
-  absl::StatusOr<const cublasLtMatmulAlgo_t*> FindAlgorithm(
-      const Key& key, const Product& product, cublasLtMatmulDesc_t operation,
-      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t d);
+  absl::StatusOr<const cublasLtMatmulAlgo_t*> FindAlgorithm(const Key& key, const Product& product,
+                                                            cublasLtMatmulDesc_t operation,
+                                                            cublasLtMatrixLayout_t a,
+                                                            cublasLtMatrixLayout_t b,
+                                                            cublasLtMatrixLayout_t d);
 
   cublasLtHandle_t handle_ = nullptr;
   DeviceBuffer workspace_;

@@ -16,8 +16,7 @@ namespace {
 
 absl::Status CheckHandle(absl::string_view handle, size_t bytes) {
   if (handle.size() == bytes) return absl::OkStatus();
-  return FieldError("handle", absl::StrCat(bytes, " bytes"),
-                    absl::StrCat(handle.size(), " bytes"));
+  return FieldError("handle", absl::StrCat(bytes, " bytes"), absl::StrCat(handle.size(), " bytes"));
 }
 
 // What the driver calls a bad handle is the caller's mistake, unless the GPU is gone.
@@ -45,7 +44,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int device,
                              "read the device's properties");
   int mps = 0;
   // Older drivers do not know the question.
-  if (cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device) != cudaSuccess) cudaGetLastError();
+  if (cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device) != cudaSuccess)
+    cudaGetLastError();
   result->mps_ = mps != 0;
   LOSSD_ASSIGN_OR_RETURN(result->stream_, Stream::Create());
   LOSSD_ASSIGN_OR_RETURN(result->staging_, PinnedBuffer::Create(kStagingBytes));
@@ -79,7 +79,7 @@ absl::Status CudaDevice::CopyIn(void* device, const void* host, uint64_t bytes) 
   if (bytes == 0) return absl::OkStatus();
   const void* from = host;
   if (bytes <= kStagedBytes) {
-    LOSSD_ASSIGN_OR_RETURN(std::byte* staged, Stage(bytes));
+    LOSSD_ASSIGN_OR_RETURN(std::byte * staged, Stage(bytes));
     std::memcpy(staged, host, bytes);
     from = staged;
   }
@@ -91,7 +91,7 @@ absl::Status CudaDevice::CopyOut(void* host, const void* device, uint64_t bytes)
   if (bytes == 0) return absl::OkStatus();
   void* to = host;
   if (bytes <= kStagedBytes) {
-    LOSSD_ASSIGN_OR_RETURN(std::byte* staged, Stage(bytes));
+    LOSSD_ASSIGN_OR_RETURN(std::byte * staged, Stage(bytes));
     pending_.push_back({host, staged, bytes});
     to = staged;
   }
@@ -135,8 +135,8 @@ absl::StatusOr<uint64_t> CudaDevice::AllocationBytes(const void* base) const {
   const CUresult result = reinterpret_cast<PFN_cuMemGetAddressRange_v3020>(entry)(
       &start, &bytes, reinterpret_cast<CUdeviceptr>(base));
   if (result != CUDA_SUCCESS) {
-    return absl::InternalError(absl::StrCat("cuMemGetAddressRange: CUDA driver error ",
-                                            static_cast<int>(result)));
+    return absl::InternalError(
+        absl::StrCat("cuMemGetAddressRange: CUDA driver error ", static_cast<int>(result)));
   }
   return bytes - (reinterpret_cast<CUdeviceptr>(base) - start);
 }

@@ -1,9 +1,8 @@
 // Copies of rows between the caller's tensors and packed memory, and the last steps of gradients. All are bound by memory; none is a
 // visible part of a large call.
-#include "kernels/cuda/head_kernels.h"
-
 #include <algorithm>
 
+#include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/real.cuh"
 
 namespace lossd {
@@ -188,18 +187,18 @@ cudaError_t LaunchScaleFromMax(DzScalars* scalars, cudaStream_t stream) {
 
 cudaError_t PrepareHeadKernels() {
   cudaFuncAttributes attributes;
-  const void* kernels[] = {
-      reinterpret_cast<const void*>(PackRowsKernel),
-      reinterpret_cast<const void*>(ClearDeadRowsKernel),
-      reinterpret_cast<const void*>(ScatterRowsKernel),
-      reinterpret_cast<const void*>(FinishRowsKernel),
-      reinterpret_cast<const void*>(ZeroRowsKernel),
-      reinterpret_cast<const void*>(SumColumnPartsKernel),
-      reinterpret_cast<const void*>(SumPartsKernel),
-      reinterpret_cast<const void*>(InitScalarsKernel),
-      reinterpret_cast<const void*>(ScaleFromMaxKernel)};
+  const void* kernels[] = {reinterpret_cast<const void*>(PackRowsKernel),
+                           reinterpret_cast<const void*>(ClearDeadRowsKernel),
+                           reinterpret_cast<const void*>(ScatterRowsKernel),
+                           reinterpret_cast<const void*>(FinishRowsKernel),
+                           reinterpret_cast<const void*>(ZeroRowsKernel),
+                           reinterpret_cast<const void*>(SumColumnPartsKernel),
+                           reinterpret_cast<const void*>(SumPartsKernel),
+                           reinterpret_cast<const void*>(InitScalarsKernel),
+                           reinterpret_cast<const void*>(ScaleFromMaxKernel)};
   for (const void* kernel : kernels) {
-    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) {
+    if (const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        error != cudaSuccess) {
       return error;
     }
   }

@@ -42,8 +42,7 @@ cudaError_t LaunchClearDeadRows(const PackedRows& rows, const uint8_t* live, cud
 
 // to[index[r]] = from[r], rounded once; 0 where live[r] is 0. Nothing where index[r] is -1 or the record has an error.
 cudaError_t LaunchScatterRows(const RowsView& to, const PackedRows& from, const int32_t* index,
-                              const uint8_t* live, const ResultRecord* record,
-                              cudaStream_t stream);
+                              const uint8_t* live, const ResultRecord* record, cudaStream_t stream);
 
 // to[first + r] = round(from[r]) or round(to[first + r] + from[r]). Nothing if the record has an error.
 cudaError_t LaunchFinishRows(const RowsView& to, int64_t first, const PackedRows& from,

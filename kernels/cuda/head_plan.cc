@@ -36,10 +36,10 @@ bool HeadRun::IsDirect(const RowsView& view) const {
 absl::Status HeadRun::Plan() {
   const HeadGradients& gradients = pass_.gradients;
   const RowSet& rows = pass_.rows;
-  product_ = head_.hidden.dtype == head_.weight.dtype &&
-                     head_.vocab * head_.hidden_size > kExactElements
-                 ? head_.hidden.dtype
-                 : DType::kF32;
+  product_ =
+      head_.hidden.dtype == head_.weight.dtype && head_.vocab * head_.hidden_size > kExactElements
+          ? head_.hidden.dtype
+          : DType::kF32;
   real_rows_ = rows.host_count >= 0 ? rows.host_count : head_.rows;
   rows_ = pass_.batch_invariant ? RoundUp(real_rows_, kInvariantRows) : real_rows_;
   columns_ = head_.valid_columns;
@@ -71,16 +71,16 @@ absl::Status HeadRun::AllocateFixed() {
   if (pass_.rows.host_count >= 0 && rows_ == real_rows_) {
     index_ = pass_.rows.index;
   } else {
-    LOSSD_ASSIGN_OR_RETURN(int32_t* index, arena.AllocateArray<int32_t>(rows_, "the row numbers"));
-    LOSSD_RETURN_IF_ERROR(Launched(
-        LaunchMakeIndex(pass_.rows, head_.rows, rows_, index, stream_), "number the rows"));
+    LOSSD_ASSIGN_OR_RETURN(int32_t * index, arena.AllocateArray<int32_t>(rows_, "the row numbers"));
+    LOSSD_RETURN_IF_ERROR(Launched(LaunchMakeIndex(pass_.rows, head_.rows, rows_, index, stream_),
+                                   "number the rows"));
     index_ = index;
   }
   if (convert_weight_) {
     const int64_t row_bytes = x_stride_ * element;
     const auto share = static_cast<int64_t>(arena.available() / 8);
-    weight_tile_rows_ = std::min(RoundUp(head_.vocab, 64),
-                                 std::max<int64_t>(64, share / row_bytes / 64 * 64));
+    weight_tile_rows_ =
+        std::min(RoundUp(head_.vocab, 64), std::max<int64_t>(64, share / row_bytes / 64 * 64));
     LOSSD_ASSIGN_OR_RETURN(weight_tile_, arena.Allocate(weight_tile_rows_ * row_bytes,
                                                         "a converted tile of the weight"));
   }
@@ -93,14 +93,15 @@ absl::Status HeadRun::AllocateFixed() {
     LOSSD_RETURN_IF_ERROR(Launched(LaunchInitScalars(scalars_, stream_), "start the scale"));
   }
   if (gradients.bias) {
-    LOSSD_ASSIGN_OR_RETURN(bias_sums_, arena.AllocateArray<float>(head_.vocab, "grad_bias in fp32"));
+    LOSSD_ASSIGN_OR_RETURN(bias_sums_,
+                           arena.AllocateArray<float>(head_.vocab, "grad_bias in fp32"));
     LOSSD_ASSIGN_OR_RETURN(
         bias_partials_, arena.AllocateArray<float>(kBiasParts * head_.vocab, "parts of grad_bias"));
   }
   if (gradients.hidden && !dx_direct_) {
     dx_tile_rows_ = std::min(kDxTileRows, real_rows_);
-    LOSSD_ASSIGN_OR_RETURN(
-        dx_tile_, arena.Allocate(dx_tile_rows_ * x_stride_ * SizeOf(dx_dtype_), "a tile of grad_hidden"));
+    LOSSD_ASSIGN_OR_RETURN(dx_tile_, arena.Allocate(dx_tile_rows_ * x_stride_ * SizeOf(dx_dtype_),
+                                                    "a tile of grad_hidden"));
   }
   return absl::OkStatus();
 }
@@ -160,16 +161,16 @@ absl::Status HeadRun::PlanChunksOrFail() {
         absl::StatusCode::kResourceExhausted, "WORKSPACE",
         absl::StrCat("workspace: ", std::min(min_rows, rows_), " rows of ", head_.vocab,
                      " logits need ",
-                     std::min(min_rows, rows_) * (request.logits_bytes + request.row_bytes +
-                                                  request.late_row_bytes),
+                     std::min(min_rows, rows_) *
+                         (request.logits_bytes + request.row_bytes + request.late_row_bytes),
                      " bytes, ", arena.available(), " of ", arena.bytes(),
                      " are free; start the server with a larger workspace"));
   }
   int64_t region = 0;
   for (const auto& slices : plan_.slices) region = std::max(region, RegionBytes(request, slices));
   if (gather_) {
-    LOSSD_ASSIGN_OR_RETURN(void* x, arena.Allocate(plan_.LargestChunk() * request.row_bytes,
-                                                   "gathered hidden rows"));
+    LOSSD_ASSIGN_OR_RETURN(
+        void* x, arena.Allocate(plan_.LargestChunk() * request.row_bytes, "gathered hidden rows"));
     x_ = static_cast<std::byte*>(x);
   }
   LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(region, "logits"));

@@ -72,8 +72,9 @@ absl::Status HeadRun::Run() {
 absl::Status HeadRun::RunEmpty() {
   const HeadGradients& gradients = pass_.gradients;
   if (gradients.weight && gradients.weight_mode == GradMode::kOverwrite) {
-    LOSSD_RETURN_IF_ERROR(Launched(
-        LaunchZeroRows(gradients.weight, 0, head_.vocab, pass_.record, stream_), "clear grad_weight"));
+    LOSSD_RETURN_IF_ERROR(
+        Launched(LaunchZeroRows(gradients.weight, 0, head_.vocab, pass_.record, stream_),
+                 "clear grad_weight"));
   }
   if (gradients.bias && gradients.bias_mode == GradMode::kOverwrite) {
     LOSSD_RETURN_IF_ERROR(Launched(
@@ -115,10 +116,10 @@ absl::Status HeadRun::RunChunk(size_t number, int64_t begin) {
 
   chunk.dz = {region_, dz_dtype, dz_stride, chunk.real, columns_};
   if (pass_.gradients.bias) {
-    LOSSD_RETURN_IF_ERROR(Launched(
-        LaunchSumColumns(chunk.dz, bias_partials_, bias_sums_, !chunk.first,
-                         scalars_ == nullptr ? nullptr : &scalars_->alpha, stream_),
-        "add up grad_bias"));
+    LOSSD_RETURN_IF_ERROR(
+        Launched(LaunchSumColumns(chunk.dz, bias_partials_, bias_sums_, !chunk.first,
+                                  scalars_ == nullptr ? nullptr : &scalars_->alpha, stream_),
+                 "add up grad_bias"));
   }
   if (pass_.gradients.weight) {
     LOSSD_ASSIGN_OR_RETURN(chunk.x, MakeCleanRows(chunk, in_place));
@@ -158,7 +159,8 @@ absl::Status HeadRun::MakeLogits(const Chunk& chunk, int64_t done, int64_t rows,
       product.n = tile.rows;
       product.k = head_.hidden_size;
       product.inputs = product_;
-      product.a = {At(chunk.x.data, product_, (done + row) * chunk.x.stride), chunk.x.stride, false};
+      product.a = {At(chunk.x.data, product_, (done + row) * chunk.x.stride), chunk.x.stride,
+                   false};
       product.b = tile.operand;
       product.b.transposed = true;
       product.output = DType::kF32;
@@ -326,8 +328,8 @@ absl::Status HeadRun::MakeHiddenGradient(const Chunk& chunk) {
   }
   if (dx_direct_) {
     const int64_t stride = RowStride(hidden);
-    const PackedRows out = {At(hidden.data, hidden.dtype, chunk.begin * stride), hidden.dtype, stride,
-                            chunk.real, head_.hidden_size};
+    const PackedRows out = {At(hidden.data, hidden.dtype, chunk.begin * stride), hidden.dtype,
+                            stride, chunk.real, head_.hidden_size};
     LOSSD_RETURN_IF_ERROR(MultiplyByWeight(chunk, 0, chunk.real, out));
     return Launched(LaunchClearDeadRows(out, live_, stream_), "clear rows without gradient");
   }
@@ -335,10 +337,9 @@ absl::Status HeadRun::MakeHiddenGradient(const Chunk& chunk) {
     const int64_t rows = std::min(dx_tile_rows_, chunk.real - first);
     const PackedRows tile = {dx_tile_, dx_dtype_, x_stride_, rows, head_.hidden_size};
     LOSSD_RETURN_IF_ERROR(MultiplyByWeight(chunk, first, rows, tile));
-    LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchScatterRows(hidden, tile, index_ + chunk.begin + first, live_ + first,
-                                   pass_.record, stream_),
-                 "scatter grad_hidden"));
+    LOSSD_RETURN_IF_ERROR(Launched(LaunchScatterRows(hidden, tile, index_ + chunk.begin + first,
+                                                     live_ + first, pass_.record, stream_),
+                                   "scatter grad_hidden"));
   }
   return absl::OkStatus();
 }
@@ -354,16 +355,17 @@ absl::Status HeadRun::FinishWeightAndBias() {
                    "finish grad_weight"));
     }
     if (!adds) {
-      LOSSD_RETURN_IF_ERROR(Launched(
-          LaunchZeroRows(gradients.weight, columns_, head_.vocab, pass_.record, stream_),
-          "clear grad_weight"));
+      LOSSD_RETURN_IF_ERROR(
+          Launched(LaunchZeroRows(gradients.weight, columns_, head_.vocab, pass_.record, stream_),
+                   "clear grad_weight"));
     }
   }
   if (gradients.bias) {
     const bool adds = gradients.bias_mode == GradMode::kAccumulate;
     const PackedRows sums = {bias_sums_, DType::kF32, 1, columns_, 1};
-    LOSSD_RETURN_IF_ERROR(Launched(
-        LaunchFinishRows(gradients.bias, 0, sums, adds, pass_.record, stream_), "finish grad_bias"));
+    LOSSD_RETURN_IF_ERROR(
+        Launched(LaunchFinishRows(gradients.bias, 0, sums, adds, pass_.record, stream_),
+                 "finish grad_bias"));
     if (!adds) {
       LOSSD_RETURN_IF_ERROR(
           Launched(LaunchZeroRows(gradients.bias, columns_, head_.vocab, pass_.record, stream_),

@@ -87,14 +87,14 @@ class HeadRun {
   // Decided by Plan.
   DType product_ = DType::kF32;
   DzMode dz_mode_ = DzMode::kNone;
-  bool gather_ = false;        // hidden rows are copied before the logits
+  bool gather_ = false;  // hidden rows are copied before the logits
   bool convert_weight_ = false;
-  bool identity_ = false;      // row i of a chunk is row begin + i of the call
+  bool identity_ = false;  // row i of a chunk is row begin + i of the call
   int64_t real_rows_ = 0;
-  int64_t rows_ = 0;           // real_rows_, or more for the fixed tiles of batch_invariant
-  int64_t columns_ = 0;        // valid ones
-  int64_t stride_ = 0;         // of logits, elements
-  int64_t x_stride_ = 0;       // of packed hidden rows
+  int64_t rows_ = 0;      // real_rows_, or more for the fixed tiles of batch_invariant
+  int64_t columns_ = 0;   // valid ones
+  int64_t stride_ = 0;    // of logits, elements
+  int64_t x_stride_ = 0;  // of packed hidden rows
   WeightPath weight_path_ = WeightPath::kNone;
   DType dx_dtype_ = DType::kF32;
   bool dx_direct_ = false;

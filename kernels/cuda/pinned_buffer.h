@@ -55,8 +55,8 @@ class HostRegistration {
         "register host memory");
     registration->host_ = host;
     registration->owner_ = std::move(owner);
-    LOSSD_RETURN_IF_CUDA_ERROR(
-        cudaHostGetDevicePointer(&registration->device_, host, 0), "map host memory");
+    LOSSD_RETURN_IF_CUDA_ERROR(cudaHostGetDevicePointer(&registration->device_, host, 0),
+                               "map host memory");
     return registration;
   }
   HostRegistration() = default;

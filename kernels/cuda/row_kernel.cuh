@@ -16,7 +16,7 @@ namespace lossd {
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / 32;
 // Vectors of 4 logits that a thread has in flight.
-inline constexpr int kRowLoads = 4;
+inline constexpr int kRowLoads = 8;
 // exp of it is 0, and 0 times it is 0: stands for -infinity where both are multiplied.
 inline constexpr float kLowest = -200.0f;
 
@@ -84,7 +84,9 @@ struct LogitTransform {
   float cap;
   float inverse_temperature;
 
-  __device__ float operator()(float raw) const { return cap > 0 ? Apply<true>(raw) : Apply<false>(raw); }
+  __device__ float operator()(float raw) const {
+    return cap > 0 ? Apply<true>(raw) : Apply<false>(raw);
+  }
   template <bool kCap>
   __device__ float Apply(float raw) const {
     float s = __fmul_rn(scale, raw);
@@ -169,7 +171,8 @@ class RowBlock {
         const float raw[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
         if (transform_.cap == 0 && j + 4 <= end_) {
           // Products with positive numbers keep the order: one transform of the largest is enough.
-          largest_raw = MaxOrNan(largest_raw, MaxOrNan(MaxOrNan(raw[0], raw[1]), MaxOrNan(raw[2], raw[3])));
+          largest_raw =
+              MaxOrNan(largest_raw, MaxOrNan(MaxOrNan(raw[0], raw[1]), MaxOrNan(raw[2], raw[3])));
           continue;
         }
 #pragma unroll
@@ -192,6 +195,7 @@ class RowBlock {
   template <bool kSlow, bool kWeighted>
   __device__ RowSums SumColumns(float max) const {
     RowSums sums;
+#pragma unroll 2
     for (int j = begin_ + 4 * threadIdx.x; j < end_; j += 4 * kRowThreads) {
       const float4 v = Vector(j);
       float z[4] = {v.x, v.y, v.z, v.w};
@@ -204,20 +208,25 @@ class RowBlock {
         for (int i = 0; i < 4; ++i) sums.AddColumn(__fsub_rn(z[i], max));
         has_max = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])) == max;
       } else {
-        for (int i = 0; i < columns; ++i) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (i >= columns) continue;
           z[i] = transform_(z[i]);
           sums.AddColumn(__fsub_rn(z[i], max));
           has_max = has_max || z[i] == max;
         }
       }
       if (has_max) {
-        for (int i = columns - 1; i >= 0; --i) {
-          if (z[i] == max) sums.argmax = min(sums.argmax, j + i);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (i < columns && z[i] == max) sums.argmax = min(sums.argmax, j + i);
         }
       }
       if (kWeighted) {
         const float* weight = pass_.column_weight + pass_.head.vocab_start + j;
-        for (int i = 0; i < columns; ++i) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (i >= columns) continue;
           sums.weighted_d = __fadd_rn(sums.weighted_d, Times(weight[i], __fsub_rn(z[i], max)));
         }
       }
@@ -262,8 +271,9 @@ class RowGradient : public RowBlock {
     const float p = (kAccurate ? expf(d) : __expf(d)) * answer_.inverse_sum;
     float g = k.c != 0 ? k.c * p : 0.0f;
     if (k.u != 0) {
-      g -= pass_.column_weight != nullptr ? Times(pass_.column_weight[pass_.head.vocab_start + j], k.u)
-                                          : k.u;
+      g -= pass_.column_weight != nullptr
+               ? Times(pass_.column_weight[pass_.head.vocab_start + j], k.u)
+               : k.u;
     }
     if (k.h != 0) {
       // fmax drops a NaN, but p has it too.

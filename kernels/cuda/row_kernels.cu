@@ -1,9 +1,8 @@
-#include "kernels/cuda/row_kernels.h"
-
 #include <algorithm>
 #include <variant>
 
 #include "kernels/cuda/row_kernel.cuh"
+#include "kernels/cuda/row_kernels.h"
 
 namespace lossd {
 namespace {
@@ -42,15 +41,14 @@ __device__ float RowMax(const Cluster& cluster, RowShared* shared, float mine) {
   mine = WarpMaxOrNan(mine);
   if (threadIdx.x % 32 == 0) shared->warp_max[warp] = mine;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    float block = shared->warp_max[0];
-    for (int w = 1; w < kRowWarps; ++w) block = MaxOrNan(block, shared->warp_max[w]);
-    shared->max = block;
+  // A lane for each warp, then a lane for each block: remote shared memory is far, so that it is read by all lanes at once.
+  const int lane = threadIdx.x % 32;
+  if (warp == 0) {
+    const float block = WarpMaxOrNan(lane < kRowWarps ? shared->warp_max[lane] : -INFINITY);
+    if (lane == 0) shared->max = block;
   }
   cluster.Sync();
-  float row = -INFINITY;
-  for (int b = 0; b < cluster.size(); ++b) row = MaxOrNan(row, *cluster.Of(&shared->max, b));
-  return row;
+  return WarpMaxOrNan(lane < cluster.size() ? *cluster.Of(&shared->max, lane) : -INFINITY);
 }
 
 // The row's sums, in the leader's first thread; after a cluster barrier inside.
@@ -58,18 +56,15 @@ __device__ RowSums RowTotal(const Cluster& cluster, RowShared* shared, const Row
   const RowSums warp_sums = WarpSum(mine);
   if (threadIdx.x % 32 == 0) shared->warp_sums[threadIdx.x / 32] = warp_sums;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    RowSums block = shared->warp_sums[0];
-    for (int w = 1; w < kRowWarps; ++w) block.Add(shared->warp_sums[w]);
-    shared->sums = block;
+  if (threadIdx.x < 32) {
+    const RowSums block =
+        WarpSum(threadIdx.x < kRowWarps ? shared->warp_sums[threadIdx.x] : RowSums());
+    if (threadIdx.x == 0) shared->sums = block;
   }
   cluster.Sync();
-  RowSums row;
-  if (cluster.rank() == 0 && threadIdx.x == 0) {
-    row = shared->sums;
-    for (int b = 1; b < cluster.size(); ++b) row.Add(*cluster.Of(&shared->sums, b));
-  }
-  return row;
+  if (cluster.rank() != 0 || threadIdx.x >= 32) return RowSums();
+  const int block = static_cast<int>(threadIdx.x);
+  return WarpSum(block < cluster.size() ? *cluster.Of(&shared->sums, block) : RowSums());
 }
 
 __device__ RowStatistics MakeStatistics(const RowPass& pass, const RowSums& sums, float max,
@@ -226,15 +221,15 @@ __global__ void __launch_bounds__(kRowThreads, 3)
   if (!launch.shape.on_chip && pass.columns.d_ids_logprob) {
     // dz will cover the logits: keep those of the ids.
     for (int k = threadIdx.x; k < pass.columns.ids.width; k += kRowThreads) {
-      const int column =
-          static_cast<int>(pass.columns.ids.Index(row, k) - pass.head.vocab_start);
+      const int column = static_cast<int>(pass.columns.ids.Index(row, k) - pass.head.vocab_start);
       if (block.Owns(column)) buffer[k] = block.Raw(column);
     }
   }
   __syncthreads();
   const float scale = pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
   const float largest =
-      RowGradient(block, answer).Run(WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
+      RowGradient(block, answer)
+          .Run(WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
   if (pass.dz_mode != DzMode::kMeasure) return;
   const float warp_largest = WarpMax(largest);
   if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));

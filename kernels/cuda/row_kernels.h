@@ -43,17 +43,18 @@ struct RowPass {
   HeadProblem head;
   RowColumns columns;
   const float* column_weight = nullptr;  // [vocab_total], may be null
-  const int32_t* index = nullptr;        // [rows]: number of the row in the call, -1: none, its dz is 0
+  const int32_t* index = nullptr;  // [rows]: number of the row in the call, -1: none, its dz is 0
   int64_t rows = 0;
   const float* logits = nullptr;  // [rows, V], without bias
   int64_t logits_stride = 0;      // elements; a multiple of 64
   DzMode dz_mode = DzMode::kNone;
-  void* dz = nullptr;     // [rows, V]; may overlap the logits of the same row and of rows outside this pass that were read
-  int64_t dz_stride = 0;  // elements; rows are written up to V rounded up to 64
-  uint8_t* live = nullptr;      // [rows], out: whether the row has a gradient; may be null
-  float* dz_scale = nullptr;    // [1], kF16: factor before the rounding
-  uint32_t* dz_max = nullptr;   // [1], kMeasure: bits of the largest |dz|
-  StoredRow* stored = nullptr;  // [N], kMeasure
+  void* dz =
+      nullptr;  // [rows, V]; may overlap the logits of the same row and of rows outside this pass that were read
+  int64_t dz_stride = 0;                 // elements; rows are written up to V rounded up to 64
+  uint8_t* live = nullptr;               // [rows], out: whether the row has a gradient; may be null
+  float* dz_scale = nullptr;             // [1], kF16: factor before the rounding
+  uint32_t* dz_max = nullptr;            // [1], kMeasure: bits of the largest |dz|
+  StoredRow* stored = nullptr;           // [N], kMeasure
   const ResultRecord* record = nullptr;  // dz is 0 and nothing else is written if its code is not 0
 };
 

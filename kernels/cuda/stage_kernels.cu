@@ -22,7 +22,8 @@ constexpr int kSelectThreads = 1024;
 
 // One block; a thread takes consecutive rows, so that a scan over threads gives each its place. 2 N reads.
 __global__ void __launch_bounds__(kSelectThreads)
-    SelectRowsKernel(const __grid_constant__ HeadProblem head, const __grid_constant__ RowSet rows) {
+    SelectRowsKernel(const __grid_constant__ HeadProblem head,
+                     const __grid_constant__ RowSet rows) {
   __shared__ int64_t warp_sums[kSelectThreads / 32];
   __shared__ int64_t total;
   const int64_t each = (head.rows + kSelectThreads - 1) / kSelectThreads;

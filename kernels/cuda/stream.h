@@ -17,8 +17,8 @@ class Stream {
  public:
   static absl::StatusOr<Stream> Create() {
     Stream stream;
-    LOSSD_RETURN_IF_CUDA_ERROR(
-        cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking), "create a stream");
+    LOSSD_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream.stream_, cudaStreamNonBlocking),
+                               "create a stream");
     return stream;
   }
   Stream() = default;

@@ -29,7 +29,8 @@ class Row {
   __device__ int size() const { return static_cast<int>(head_.valid_columns); }
   __device__ uint32_t Key(int j) const {
     float raw = logits_[j];
-    if (head_.bias) raw += LoadReal(head_.bias.data, head_.bias.dtype, j * head_.bias.lead_strides[0]);
+    if (head_.bias)
+      raw += LoadReal(head_.bias.data, head_.bias.dtype, j * head_.bias.lead_strides[0]);
     // As in the row pass, operation by operation.
     float s = __fmul_rn(head_.logit_scale, raw);
     if (head_.softcap > 0) s = __fmul_rn(head_.softcap, tanhf(__fdiv_rn(s, head_.softcap)));
@@ -88,7 +89,8 @@ __device__ void CollectEqual(const Row& row, uint32_t key, int first, int wanted
       total += warp_counts[w];
     }
     if (is && taken + before < wanted) {
-      found[first + taken + before] = static_cast<uint64_t>(key) << 32 | (~0u - static_cast<uint32_t>(j));
+      found[first + taken + before] =
+          static_cast<uint64_t>(key) << 32 | (~0u - static_cast<uint32_t>(j));
     }
     taken += total;
     __syncthreads();
@@ -134,7 +136,8 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const __grid_constant__ R
   for (int j = threadIdx.x; j < row.size(); j += kThreads) {
     const uint32_t mine = row.Key(j);
     if (mine > key) {
-      found[atomicAdd(&place, 1)] = static_cast<uint64_t>(mine) << 32 | (~0u - static_cast<uint32_t>(j));
+      found[atomicAdd(&place, 1)] =
+          static_cast<uint64_t>(mine) << 32 | (~0u - static_cast<uint32_t>(j));
     }
   }
   __syncthreads();
@@ -147,7 +150,8 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const __grid_constant__ R
           static_cast<int32_t>(pass.head.vocab_start + column);
     }
     if (pass.columns.topk_logprob) {
-      pass.columns.topk_logprob.Row<float>(number)[i] = FromKey(static_cast<uint32_t>(found[i] >> 32));
+      pass.columns.topk_logprob.Row<float>(number)[i] =
+          FromKey(static_cast<uint32_t>(found[i] >> 32));
     }
   }
 }

@@ -50,7 +50,8 @@ struct RowSet {
   int32_t* index = nullptr;    // [N]: the first *count entries are row numbers, the others -1
   uint8_t* counted = nullptr;  // [N]
   int64_t* count = nullptr;    // [1]
-  int64_t host_count = -1;     // the same where the host knows it; -1: it does not, and N rows are computed
+  int64_t host_count =
+      -1;  // the same where the host knows it; -1: it does not, and N rows are computed
 };
 
 enum class GradMode : int32_t { kOverwrite, kAccumulate };

@@ -47,7 +47,8 @@ struct BenchData {
     InParallel(vocab, [this](int64_t j) {
       std::mt19937 random(static_cast<unsigned>(2 * j + 1));
       std::normal_distribution<float> normal(0, 0.02f);
-      for (int64_t k = 0; k < hidden_size; ++k) weight[j * hidden_size + k] = ToBf16(normal(random));
+      for (int64_t k = 0; k < hidden_size; ++k)
+        weight[j * hidden_size + k] = ToBf16(normal(random));
     });
     std::vector<double> sums(vocab);
     double sum = 0;
@@ -55,7 +56,8 @@ struct BenchData {
     std::mt19937_64 random(7);
     std::uniform_real_distribution<double> uniform(0, sum);
     for (int32_t& y : target) {
-      y = static_cast<int32_t>(std::lower_bound(sums.begin(), sums.end(), uniform(random)) - sums.begin());
+      y = static_cast<int32_t>(std::lower_bound(sums.begin(), sums.end(), uniform(random)) -
+                               sums.begin());
     }
     InParallel(rows, [this, s](int64_t i) {
       std::mt19937 generator(static_cast<unsigned>(2 * i + 2));

@@ -29,7 +29,6 @@ T OrDie(absl::StatusOr<T> result) {
   return *std::move(result);
 }
 
-
 class Regions final : public RegionResolver {
  public:
   uint64_t Add(uint64_t bytes) {
@@ -49,7 +48,8 @@ class Regions final : public RegionResolver {
   std::vector<DeviceBuffer> buffers_;
 };
 
-void Describe(v1::Tensor* tensor, v1::DType dtype, std::initializer_list<int64_t> shape, uint64_t id) {
+void Describe(v1::Tensor* tensor, v1::DType dtype, std::initializer_list<int64_t> shape,
+              uint64_t id) {
   tensor->set_dtype(dtype);
   for (const int64_t extent : shape) tensor->add_shape(extent);
   tensor->mutable_region()->set_region(id);
@@ -85,7 +85,9 @@ std::string Summary(std::vector<double> times, double* median) {
 
 void PrintClocks() {
   std::fflush(stdout);
-  if (std::system("nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader") != 0) {
+  if (std::system(
+          "nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader") !=
+      0) {
     std::printf("nvidia-smi is not there\n");
   }
 }
@@ -96,7 +98,8 @@ void PrintErrors(const BenchData& data, const std::vector<float>& grad_hidden_ro
                  const std::vector<int64_t>& rows, const std::vector<float>& grad_weight_rows,
                  const std::vector<int64_t>& ids, const std::vector<float>& lse, double scale) {
   const int64_t h = data.hidden_size;
-  std::vector<double> errors(rows.size()), norms(rows.size()), peers(rows.size()), lse_errors(rows.size());
+  std::vector<double> errors(rows.size()), norms(rows.size()), peers(rows.size()),
+      lse_errors(rows.size());
   InParallel(static_cast<int64_t>(rows.size()), [&](int64_t r) {
     const int64_t i = rows[r];
     std::vector<double> z(data.vocab), want(h), peer(h);
@@ -110,8 +113,8 @@ void PrintErrors(const BenchData& data, const std::vector<float>& grad_hidden_ro
       const double hit = j == data.target[i] ? 1 : 0;
       const double g = scale * (std::exp(z[j] - max) / sum - hit);
       const double bf16_z = FromBf16(ToBf16(static_cast<float>(z[j])));
-      const double p = FromBf16(ToBf16(static_cast<float>(
-          scale * (std::exp(bf16_z - max) / rounded_sum - hit))));
+      const double p = FromBf16(
+          ToBf16(static_cast<float>(scale * (std::exp(bf16_z - max) / rounded_sum - hit))));
       const uint16_t* w = &data.weight[j * h];
       for (int64_t k = 0; k < h; ++k) {
         want[k] += g * FromBf16(w[k]);
@@ -146,10 +149,11 @@ void PrintErrors(const BenchData& data, const std::vector<float>& grad_hidden_ro
     for (const double x : v) sum += x;
     return sum;
   };
-  std::printf("  error against float64: dX %.2e (bf16 logits: %.2e), dW %.2e, lse at most %.1e nats\n",
-              std::sqrt(total(errors) / total(norms)), std::sqrt(total(peers) / total(norms)),
-              std::sqrt(total(weight_errors) / total(weight_norms)),
-              *std::max_element(lse_errors.begin(), lse_errors.end()));
+  std::printf(
+      "  error against float64: dX %.2e (bf16 logits: %.2e), dW %.2e, lse at most %.1e nats\n",
+      std::sqrt(total(errors) / total(norms)), std::sqrt(total(peers) / total(norms)),
+      std::sqrt(total(weight_errors) / total(weight_norms)),
+      *std::max_element(lse_errors.begin(), lse_errors.end()));
 }
 
 template <class T>
@@ -181,17 +185,24 @@ int Main(int argc, char** argv) {
   CublasLt reference = OrDie(CublasLt::Create(uint64_t{64} << 20));
 
   Regions regions;
-  const uint64_t hidden = regions.Add(n * h * 2), weight = regions.Add(v * h * 2), target = regions.Add(n * 4),
-                 dx = regions.Add(n * h * 2), dw = regions.Add(v * h * 4), loss = regions.Add(256),
-                 lse = regions.Add(n * 4), logits = regions.Add(n * v * 2), dw16 = regions.Add(v * h * 2),
+  const uint64_t hidden = regions.Add(n * h * 2), weight = regions.Add(v * h * 2),
+                 target = regions.Add(n * 4), dx = regions.Add(n * h * 2),
+                 dw = regions.Add(v * h * 4), loss = regions.Add(256), lse = regions.Add(n * 4),
+                 logits = regions.Add(n * v * 2), dw16 = regions.Add(v * h * 2),
                  dx16 = regions.Add(n * h * 2);
   Check(cudaMemcpy(regions.data(hidden), data.hidden.data(), n * h * 2, cudaMemcpyHostToDevice));
   Check(cudaMemcpy(regions.data(weight), data.weight.data(), v * h * 2, cudaMemcpyHostToDevice));
   Check(cudaMemcpy(regions.data(target), data.target.data(), n * 4, cudaMemcpyHostToDevice));
   // The backend's stream does not wait for the default one.
   Check(cudaDeviceSynchronize());
-  const BenchProducts products = {n, h, v, regions.data(hidden), regions.data(weight),
-                                  regions.data(logits), regions.data(dx16), regions.data(dw16)};
+  const BenchProducts products = {n,
+                                  h,
+                                  v,
+                                  regions.data(hidden),
+                                  regions.data(weight),
+                                  regions.data(logits),
+                                  regions.data(dx16),
+                                  regions.data(dw16)};
   v1::Op ops[3];
   const char* names[] = {"grad_weight f32 ", "grad_weight bf16", "forward only    "};
   for (int i = 0; i < 3; ++i) {
@@ -205,7 +216,8 @@ int Main(int argc, char** argv) {
     op.set_denominator(static_cast<double>(n));
     if (i == 2) continue;
     Describe(op.mutable_gradients()->mutable_grad_hidden(), v1::BF16, {n, h}, dx);
-    Describe(op.mutable_gradients()->mutable_grad_weight(), i == 0 ? v1::F32 : v1::BF16, {v, h}, dw);
+    Describe(op.mutable_gradients()->mutable_grad_weight(), i == 0 ? v1::F32 : v1::BF16, {v, h},
+             dw);
   }
   const auto run = [&](int i, bool wait) {
     AdmittedOp admitted = OrDie(Admit(registry, ops[i], regions));
@@ -246,7 +258,8 @@ int Main(int argc, char** argv) {
   PrintClocks();
   double base = 0, median = 0;
   std::printf("  products          %s\n", Summary(times[0], &base).c_str());
-  const char* rows[] = {"grad_weight f32 ", "grad_weight bf16", "forward only    ", "f32, enqueued   "};
+  const char* rows[] = {"grad_weight f32 ", "grad_weight bf16", "forward only    ",
+                        "f32, enqueued   "};
   for (int i = 0; i < 4; ++i) {
     const std::string text = Summary(times[i + 1], &median);
     std::printf("  %s  %s  ratio %.4f\n", rows[i], text.c_str(), median / base);

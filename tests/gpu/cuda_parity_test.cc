@@ -71,11 +71,10 @@ TEST_P(VectorsTest, Pass) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cuda, VectorsTest,
-    testing::Values(VectorsCase{uint64_t{256} << 20, Way::kInline, false},
-                    VectorsCase{uint64_t{256} << 20, Way::kInMemory, true},
-                    VectorsCase{uint64_t{8} << 20, Way::kEnqueued, false}));
+INSTANTIATE_TEST_SUITE_P(Cuda, VectorsTest,
+                         testing::Values(VectorsCase{uint64_t{256} << 20, Way::kInline, false},
+                                         VectorsCase{uint64_t{256} << 20, Way::kInMemory, true},
+                                         VectorsCase{uint64_t{8} << 20, Way::kEnqueued, false}));
 
 // ||a - b|| / ||b||; infinities and NaN must be at the same places. Of fp16, what lies within a rounding of overflow counts as equal.
 // Where numbers cancel (a mean logit), the norm is at least that of elements of 0.05.
@@ -86,7 +85,8 @@ double Distance(const v1::Tensor& a, const v1::Tensor& b, bool may_cancel) {
   double difference = 0;
   double norm = 0;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (b.dtype() == v1::F16 && x[i] * y[i] > 0 && std::abs(x[i]) > 6e4 && std::abs(y[i]) > 6e4) continue;
+    if (b.dtype() == v1::F16 && x[i] * y[i] > 0 && std::abs(x[i]) > 6e4 && std::abs(y[i]) > 6e4)
+      continue;
     if (std::isfinite(x[i]) != std::isfinite(y[i])) return INFINITY;
     if (!std::isfinite(x[i])) continue;
     difference += (x[i] - y[i]) * (x[i] - y[i]);
@@ -100,13 +100,14 @@ struct Shape {
   int64_t rows;
   int64_t hidden;
   int64_t vocab;
+  uint64_t small_workspace;  // makes several chunks
 };
 
 // Reason beside each: the exact path; the library's 16-bit path with an odd hidden size; a ragged vocabulary over two blocks; many rows.
-constexpr Shape kExact = {7, 5, 11};
-constexpr Shape kOdd = {130, 77, 1000};
-constexpr Shape kRagged = {40, 64, 32777};
-constexpr Shape kRows = {700, 96, 1536};
+constexpr Shape kExact = {7, 5, 11, 0};
+constexpr Shape kOdd = {130, 77, 1000, 768 << 10};
+constexpr Shape kRagged = {40, 64, 32777, 4900000};
+constexpr Shape kRows = {700, 96, 1536, 3 << 20};
 
 std::string OutputsOf(const std::string& op) {
   const std::string gradients = "grad_hidden grad_weight grad_bias";
@@ -141,12 +142,14 @@ v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Shape& sha
   // Gradients in the model's type where the hidden size is odd, in fp32 elsewhere.
   for (const char* name : {"grad_hidden", "grad_weight", "grad_bias"}) {
     const FieldRule* rule = registry.Find(c.op)->schema().Find(name);
-    if (rule == nullptr || !HasField(*MutableRequest(&op), *rule) || shape.hidden % 2 == 0) continue;
+    if (rule == nullptr || !HasField(*MutableRequest(&op), *rule) || shape.hidden % 2 == 0)
+      continue;
     MutableTensor(MutableRequest(&op), *rule)->set_dtype(model);
   }
   // Logits of a few nats, whatever the hidden size.
   for (const char* name : {"hidden", "weight"}) {
-    v1::Tensor* tensor = MutableTensor(MutableRequest(&op), *registry.Find(c.op)->schema().Find(name));
+    v1::Tensor* tensor =
+        MutableTensor(MutableRequest(&op), *registry.Find(c.op)->schema().Find(name));
     std::vector<double> values = Elements(*tensor);
     for (double& value : values) value *= std::pow(5.0 / std::max<int64_t>(shape.hidden, 5), 0.25);
     SetElements(values, tensor);
@@ -170,7 +173,8 @@ void UseForwardStatistics(LocalRunner& cpu, v1::Op* op) {
   if (!reply.ok()) return;  // the backward call is refused alike
   *backward.mutable_lse()->mutable_inline_data() = reply->outputs().at("lse").inline_data();
   if (backward.has_entropy()) {
-    *backward.mutable_entropy()->mutable_inline_data() = reply->outputs().at("entropy").inline_data();
+    *backward.mutable_entropy()->mutable_inline_data() =
+        reply->outputs().at("entropy").inline_data();
   }
 }
 
@@ -187,6 +191,7 @@ class ParityTest : public testing::Test {
     const std::string name = testing::PrintToString(c) + " " + v1::DType_Name(model) + " V " +
                              std::to_string(shape.vocab);
     auto want = cpu_.Run(op);
+    small_.cuda().device().workspace().SetLimit(shape.small_workspace);
     for (const Way way : {Way::kInMemory, Way::kEnqueued}) {
       for (CudaRunner* runner : {&large_, &small_}) {
         auto got = RunBy(*runner, way, op);
@@ -196,9 +201,13 @@ class ParityTest : public testing::Test {
         }
         if (!want.ok()) continue;
         ++compared_;
+        if (got->plan().find("chunks=1x") == std::string::npos) ++chunked_;
+        accumulators_ += got->plan().find("accumulator") != std::string::npos ? 1 : 0;
         for (const auto& [output, tensor] : want->outputs()) {
-          const double distance = Distance(got->outputs().at(output), tensor, output.rfind("grad_", 0) != 0);
-          worst_[v1::DType_Name(model) + (output.rfind("grad_", 0) == 0 ? " gradients" : " values")] =
+          const double distance =
+              Distance(got->outputs().at(output), tensor, output.rfind("grad_", 0) != 0);
+          worst_[v1::DType_Name(model) +
+                 (output.rfind("grad_", 0) == 0 ? " gradients" : " values")] =
               std::max(worst_[v1::DType_Name(model) +
                               (output.rfind("grad_", 0) == 0 ? " gradients" : " values")],
                        distance);
@@ -218,7 +227,9 @@ class ParityTest : public testing::Test {
     for (const auto& [what, distance] : worst_) {
       std::cout << "  worst " << what << ": " << distance << "\n";
     }
-    std::cout << "  " << compared_ << " comparisons\n";
+    std::cout << "  " << compared_ << " comparisons, " << chunked_ << " in several chunks, "
+              << accumulators_ << " with an accumulator\n";
+    EXPECT_GT(chunked_, 0);
   }
 
   LocalRunner cpu_{uint64_t{1} << 30};
@@ -226,6 +237,8 @@ class ParityTest : public testing::Test {
   CudaRunner small_{uint64_t{24} << 20};
   std::map<std::string, double> worst_;
   int compared_ = 0;
+  int chunked_ = 0;
+  int accumulators_ = 0;
 };
 
 TEST_F(ParityTest, EveryOptionInEveryType) {
@@ -238,12 +251,13 @@ TEST_F(ParityTest, EveryOptionInEveryType) {
 }
 
 std::vector<OptionCase> MainCases() {
-  return {{"LinearCrossEntropy", "target bias mask", "", "", "z_loss=0.05 label_smoothing=0.1"},
-          {"LinearCrossEntropy", "target", "softcap=2", "temperature_rows", ""},
-          {"LinearLogprob", "target ids", "", "", "top_k=3"},
-          {"LinearLogprobBackward", "target d_logprob entropy d_entropy", "", "ids d_ids_logprob", ""},
-          {"LinearPolicyLoss", "target advantage old_logprob ref_logprob",
-           "kind=PPO clip_low=0.9 clip_high=20", "", "kl_estimator=K3 kl_coef=0.3"}};
+  return {
+      {"LinearCrossEntropy", "target bias mask", "", "", "z_loss=0.05 label_smoothing=0.1"},
+      {"LinearCrossEntropy", "target", "softcap=2", "temperature_rows", ""},
+      {"LinearLogprob", "target ids", "", "", "top_k=3"},
+      {"LinearLogprobBackward", "target d_logprob entropy d_entropy", "", "ids d_ids_logprob", ""},
+      {"LinearPolicyLoss", "target advantage old_logprob ref_logprob",
+       "kind=PPO clip_low=0.9 clip_high=20", "", "kl_estimator=K3 kl_coef=0.3"}};
 }
 
 TEST_F(ParityTest, RaggedVocabulary) {
@@ -263,7 +277,7 @@ TEST(InvarianceTest, LogprobDoesNotDependOnTheCall) {
   CudaRunner runner(uint64_t{256} << 20);
   CudaRunner small(uint64_t{64} << 20);
   const OptionCase whole_case = {"LinearCrossEntropy", "target bias", "", "", ""};
-  const v1::Op whole = BuildCase(runner.registry(), whole_case, {700, 128, 4099}, v1::BF16);
+  const v1::Op whole = BuildCase(runner.registry(), whole_case, {700, 128, 4099, 0}, v1::BF16);
   const auto reference = RunBy(runner, Way::kInMemory, whole, true);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const std::string want = reference->outputs().at("logprob").inline_data();
@@ -280,7 +294,8 @@ TEST(InvarianceTest, LogprobDoesNotDependOnTheCall) {
   v1::LinearLogprob& to = *part.mutable_linear_logprob();
   *to.mutable_linear() = from.linear();
   *to.mutable_head() = from.head();
-  for (v1::Tensor* tensor : {to.mutable_linear()->mutable_hidden(), to.mutable_head()->mutable_target()}) {
+  for (v1::Tensor* tensor :
+       {to.mutable_linear()->mutable_hidden(), to.mutable_head()->mutable_target()}) {
     const size_t row = tensor->inline_data().size() / 700;
     tensor->set_shape(0, kCount);
     tensor->set_inline_data(tensor->inline_data().substr(kFirst * row, kCount * row));

@@ -16,7 +16,7 @@ namespace lossd {
 namespace {
 
 constexpr uint64_t kAlignment = 256;
-constexpr int64_t kRowGap = 8;  // elements between rows
+constexpr int64_t kRowGap = 8;    // elements between rows
 constexpr char kPoison = '\xff';  // NaN in every real type, -1 in integers
 
 template <class T>
@@ -138,7 +138,8 @@ absl::StatusOr<v1::OpReply> CudaRunner::RunInMemory(const v1::Op& op, const RunO
     tensor->mutable_region()->set_region(1);
     tensor->mutable_region()->set_byte_offset(placed.offset);
   }
-  LOSSD_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Create(end, "allocate the test's tensors"));
+  LOSSD_ASSIGN_OR_RETURN(DeviceBuffer memory,
+                         DeviceBuffer::Create(end, "allocate the test's tensors"));
   // A destination that is added to starts at 0 if the request holds no old value.
   for (const Placed& placed : tensors) {
     if (placed.rule->is_output() && placed.rule->tensor.has_mode() &&
@@ -146,8 +147,8 @@ absl::StatusOr<v1::OpReply> CudaRunner::RunInMemory(const v1::Op& op, const RunO
       WriteRows(placed, std::string(placed.rows * placed.row_bytes, '\0'), &before);
     }
   }
-  LOSSD_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(memory.data(), before.data(), end, cudaMemcpyHostToDevice), "fill the tensors");
+  LOSSD_RETURN_IF_CUDA_ERROR(cudaMemcpy(memory.data(), before.data(), end, cudaMemcpyHostToDevice),
+                             "fill the tensors");
   // The copy may still be under way, and the backend's stream does not wait for the default one.
   LOSSD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize(), "fill the tensors");
 
@@ -167,8 +168,8 @@ absl::StatusOr<v1::OpReply> CudaRunner::RunInMemory(const v1::Op& op, const RunO
   };
   auto reply = run();
   std::string after(end, '\0');
-  LOSSD_RETURN_IF_CUDA_ERROR(
-      cudaMemcpy(after.data(), memory.data(), end, cudaMemcpyDeviceToHost), "read the tensors");
+  LOSSD_RETURN_IF_CUDA_ERROR(cudaMemcpy(after.data(), memory.data(), end, cudaMemcpyDeviceToHost),
+                             "read the tensors");
   // What the call may not touch must be as before: put the outputs' old values back and compare everything.
   std::string untouched = after;
   for (const Placed& placed : tensors) {
