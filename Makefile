@@ -11,12 +11,15 @@ build:
 	cmake --build --preset $(PRESET)
 
 # Three processes learn from real text, with the losses computed by a server.
-demo: build
+demo:
+	deploy/install-packages.sh build test
+	cmake --preset $(PRESET) $(CMAKE_FLAGS)
+	cmake --build --preset $(PRESET) --target lossd lossctl lossd_demo
 	$(BIN)/lossd_demo
 
 # All tests that this machine can run; those that need a GPU or torch say so when they are skipped.
 test: build
-	deploy/install-packages.sh lint
+	deploy/install-packages.sh python lint
 	ctest --preset $(PRESET) -j 2 --timeout 300
 
 # The thread sanitizer sees races that are none inside Debian's gRPC, so only the tests without it are built and run.

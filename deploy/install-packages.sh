@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages that lossd is built with, or names them if it may not.
-# usage: install-packages.sh [build] [test] [gpu]    (default: build)
+# usage: install-packages.sh [build] [test] [python] [lint]    (default: build)
 set -euo pipefail
 
 build=(g++ cmake ninja-build make pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
        libgrpc++-dev libgrpc-dev libabsl-dev nlohmann-json3-dev libopenblas0-pthread)
-test=(libgtest-dev libgmock-dev libopenblas-dev python3 python3-numpy python3-pytest python3-torch)
+test=(libgtest-dev libgmock-dev)
+python=(python3 python3-numpy python3-pytest python3-torch)
 lint=(clang-format-14)
 
 wanted=()
@@ -13,8 +14,9 @@ for group in "${@:-build}"; do
   case $group in
     build) wanted+=("${build[@]}") ;;
     test) wanted+=("${test[@]}") ;;
+    python) wanted+=("${python[@]}") ;;
     lint) wanted+=("${lint[@]}") ;;
-    *) echo "install-packages.sh: no package group $group (build, test, lint)" >&2; exit 2 ;;
+    *) echo "install-packages.sh: no package group $group (build, test, python, lint)" >&2; exit 2 ;;
   esac
 done
 

@@ -2,24 +2,26 @@
 #ifndef LOSSD_SERVER_BUFFER_SERVICE_H_
 #define LOSSD_SERVER_BUFFER_SERVICE_H_
 
-#include <cstdint>
-
+#include "absl/time/time.h"
 #include "kernels/core/device.h"
 #include "lossd/v1/service.grpc.pb.h"
+#include "server/buffer_streams.h"
 #include "server/dispatcher.h"
 #include "server/session_table.h"
 
 namespace lossd {
 
-// Every method needs a session. Methods may wait: gRPC gives each a thread.
-class BufferService final : public v1::Buffers::Service {
+// Every method needs a session. The short ones may wait for the driver, and gRPC gives each a thread; streams hold none.
+class BufferService final : public v1::Buffers::WithCallbackMethod_Upload<
+                                v1::Buffers::WithCallbackMethod_Download<v1::Buffers::Service>> {
  public:
-  // Bytes of a chunk of Download.
-  static constexpr uint64_t kChunkBytes = 1 << 20;
-
-  // All is borrowed.
-  BufferService(SessionTable& sessions, Device& device, Dispatcher& dispatcher)
-      : sessions_(sessions), device_(device), dispatcher_(dispatcher) {}
+  // All is borrowed. A stream whose client moves nothing for `stream_timeout` is ended.
+  BufferService(SessionTable& sessions, Device& device, Dispatcher& dispatcher,
+                absl::Duration stream_timeout)
+      : sessions_(sessions),
+        device_(device),
+        dispatcher_(dispatcher),
+        stream_timeout_(stream_timeout) {}
 
   // Errors: PERMISSION_DENIED on TCP.
   grpc::Status Register(grpc::ServerContext* context, const v1::RegisterRegionRequest* request,
@@ -32,25 +34,23 @@ class BufferService final : public v1::Buffers::Service {
   grpc::Status List(grpc::ServerContext* context, const v1::ListRegionsRequest* request,
                     v1::ListRegionsReply* reply) override;
   // Chunks without an offset follow the one before. Bytes of chunks before a wrong one have been written.
-  grpc::Status Upload(grpc::ServerContext* context, grpc::ServerReader<v1::UploadChunk>* reader,
-                      v1::UploadReply* reply) override;
-  grpc::Status Download(grpc::ServerContext* context, const v1::DownloadRequest* request,
-                        grpc::ServerWriter<v1::DownloadChunk>* writer) override;
+  grpc::ServerReadReactor<v1::UploadChunk>* Upload(grpc::CallbackServerContext* context,
+                                                   v1::UploadReply* reply) override;
+  grpc::ServerWriteReactor<v1::DownloadChunk>* Download(
+      grpc::CallbackServerContext* context, const v1::DownloadRequest* request) override;
+
+  // To be called about every second.
+  void Tick();
 
  private:
-  absl::Status Receive(grpc::ServerContext& context, grpc::ServerReader<v1::UploadChunk>& reader,
-                       v1::UploadReply& reply);
-  absl::Status Send(grpc::ServerContext& context, const v1::DownloadRequest& request,
-                    grpc::ServerWriter<v1::DownloadChunk>& writer);
-  // Copies between the host and a mapping; device memory by way of the dispatcher. The range has been checked.
-  absl::Status CopyIn(const Session& session, const Mapping& mapping, uint64_t offset,
-                      const std::string& data);
-  absl::Status CopyOut(const Session& session, const Mapping& mapping, uint64_t offset,
-                       std::string* data);
+  // The outcome of a request that used the device.
+  grpc::Status Answer(const absl::Status& status);
 
   SessionTable& sessions_;
   Device& device_;
   Dispatcher& dispatcher_;
+  const absl::Duration stream_timeout_;
+  IdleStreams idle_;
 };
 
 }  // namespace lossd

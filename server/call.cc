@@ -1,5 +1,6 @@
 #include "server/call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,14 @@
 #include "kernels/core/status_macros.h"
 
 namespace lossd {
+namespace {
+
+absl::Time Earlier(absl::Time deadline, uint32_t timeout_ms) {
+  return timeout_ms == 0 ? deadline
+                         : std::min(deadline, absl::Now() + absl::Milliseconds(timeout_ms));
+}
+
+}  // namespace
 
 Call::Call(const CallContext& context, std::shared_ptr<Session> session,
            const v1::RunRequest* request, v1::RunReply* reply, absl::Time deadline,
@@ -16,7 +25,7 @@ Call::Call(const CallContext& context, std::shared_ptr<Session> session,
       session_(std::move(session)),
       request_(request),
       reply_(reply),
-      deadline_(deadline),
+      deadline_(Earlier(deadline, request->timeout_ms())),
       done_(std::move(done)) {}
 
 void Call::Start() {
@@ -191,6 +200,21 @@ absl::Status Call::CheckStillWanted() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> Call::CheckReady(Backend& backend) {
+  if (ready_ == nullptr || enqueued()) return true;
+  LOSSD_ASSIGN_OR_RETURN(const bool reached, backend.device->QueryEvent(*ready_));
+  if (reached) return true;
+  const absl::Time now = absl::Now();
+  if (ready_deadline_ == absl::InfiniteFuture()) ready_deadline_ = now + context_.ready_timeout;
+  if (now < ready_deadline_) return false;
+  v1::ErrorDetail detail;
+  detail.set_field("ready.event");
+  detail.set_reason("READY_TIMEOUT");
+  detail.set_must_be(absl::StrCat("reached within ", absl::FormatDuration(context_.ready_timeout)));
+  detail.set_is("not reached; nothing was launched");
+  return DetailError(absl::StatusCode::kDeadlineExceeded, detail);
+}
+
 absl::Status Call::Run(Backend& backend, bool* pending) {
   Device& device = *backend.device;
   device.workspace().SetLimit(request_->workspace_limit());
@@ -213,7 +237,8 @@ absl::Status Call::RunDone(Backend& backend) {
   RunOptions options;
   options.batch_invariant = request_->batch_invariant();
   const absl::Time start = absl::Now();
-  if (ready_ != nullptr) LOSSD_RETURN_IF_ERROR(device.WaitEvent(*ready_));
+  // The ready event has been reached: CheckReady. To let the device wait for it again would let a client that has recorded it anew meanwhile
+  // stop the device.
   for (size_t i = 0; i < ops_.size(); ++i) {
     device.workspace().Reset();
     LaunchedOp launched;

@@ -26,6 +26,8 @@ struct CallContext {
   bool is_host = true;
   // Whether calls without tensors in regions need a session too.
   bool needs_session = false;
+  // How long a call with completion DONE waits for its ready event.
+  absl::Duration ready_timeout = absl::Seconds(30);
   // Of calls without a session, all of them together.
   std::shared_ptr<ByteQuota> anonymous_inline_quota;
 };
@@ -35,7 +37,7 @@ struct CallContext {
 class Call final : public Work, public std::enable_shared_from_this<Call> {
  public:
   // `request` and `reply` are borrowed until `done` is called, once, on any thread. `session` may be null.
-  // `deadline`: dropped with DEADLINE_EXCEEDED if it has not been launched by then.
+  // `deadline`: dropped with DEADLINE_EXCEEDED if it has not been launched by then; the request's own timeout may end it earlier.
   Call(const CallContext& context, std::shared_ptr<Session> session, const v1::RunRequest* request,
        v1::RunReply* reply, absl::Time deadline, std::function<void(const absl::Status&)> done);
 
@@ -45,6 +47,9 @@ class Call final : public Work, public std::enable_shared_from_this<Call> {
   void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
 
   absl::Status CheckStillWanted() override;
+  // With completion DONE: whether the ready event has been reached, so that an event that never comes holds up its session alone.
+  // With ENQUEUED the device waits: the reply must not, and what the device waits for cannot be taken back from it.
+  absl::StatusOr<bool> CheckReady(Backend& backend) override;
   absl::Status Run(Backend& backend, bool* pending) override;
   void Settle(const absl::Status& status, bool launched) override;
 
@@ -76,6 +81,7 @@ class Call final : public Work, public std::enable_shared_from_this<Call> {
   Region record_;
   uint64_t record_offset_ = 0;
   std::shared_ptr<DeviceEvent> ready_;
+  absl::Time ready_deadline_ = absl::InfiniteFuture();  // from the first look on
   std::shared_ptr<DeviceEvent> done_event_;
 };
 

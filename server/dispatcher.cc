@@ -16,6 +16,9 @@ namespace {
 // How often finished work is looked for while nothing new comes; it bounds how late a mapping closes, no reply waits for it.
 constexpr auto kPollInterval = std::chrono::microseconds(500);
 
+// How often works that are not ready are asked again while there is no other.
+constexpr auto kReadyInterval = std::chrono::microseconds(50);
+
 absl::Status Draining() {
   return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "the server is stopping");
 }
@@ -131,7 +134,7 @@ void Dispatcher::Loop() {
   while (true) {
     Item item = Take();
     if (item.work != nullptr) {
-      RunItem(std::move(item));
+      if (CheckReady(item)) RunItem(std::move(item));
     } else {
       std::lock_guard<std::mutex> lock(mu_);
       if (stopping_) break;
@@ -160,7 +163,12 @@ Dispatcher::Item Dispatcher::Take() {
     }
     lock.lock();
   }
-  if (pending_.empty()) {
+  if (unready_ > 0 && unready_ >= static_cast<int>(turns_.size())) {
+    // All that is queued was asked: until something new comes, a short sleep.
+    unready_ = 0;
+    const uint64_t seen = submitted_.load();
+    work_.wait_for(lock, kReadyInterval, [&] { return submitted_.load() != seen || stopping_; });
+  } else if (pending_.empty()) {
     work_.wait(lock, ready);
   } else {
     work_.wait_for(lock, kPollInterval, ready);
@@ -177,12 +185,37 @@ Dispatcher::Item Dispatcher::Take() {
   return item;
 }
 
-void Dispatcher::RunItem(Item item) {
+bool Dispatcher::CheckReady(const Item& item) {
   absl::Status status = item.work->CheckStillWanted();
+  absl::StatusOr<bool> ready = true;
+  if (status.ok()) {
+    ready = item.work->CheckReady(backend_);
+    status = ready.status();
+  }
+  if (status.ok() && !*ready) {
+    std::lock_guard<std::mutex> lock(mu_);
+    // Nobody settles what comes back to the queue after that.
+    if (stopping_ || !lost_.ok()) {
+      status = lost_.ok() ? absl::CancelledError("the server has stopped") : lost_;
+    } else {
+      SessionQueue& queue = sessions_[item.session];
+      if (queue.works.empty()) turns_.push_back(item.session);
+      queue.works.push_front(item.work);
+      ++queued_;
+      ++unready_;
+      return false;
+    }
+  }
   if (!status.ok()) {
     Answer(item, status, false);
-    return;
+    if (IsDeviceLost(status)) Lose(status);
   }
+  unready_ = 0;
+  return status.ok();
+}
+
+void Dispatcher::RunItem(Item item) {
+  absl::Status status;
   bool pending = false;
   const auto start = std::chrono::steady_clock::now();
   try {

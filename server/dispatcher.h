@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/core/op.h"
 
@@ -25,6 +26,9 @@ class Work {
   virtual ~Work() = default;
   // Just before the launch: an error if nobody wants it any more (cancelled, past its deadline, its session has ended).
   virtual absl::Status CheckStillWanted() = 0;
+  // Whether the work may be launched now; asked on the dispatcher's thread until it says true. Its session waits meanwhile, others do not.
+  // An error settles the work without a launch.
+  virtual absl::StatusOr<bool> CheckReady(Backend&) { return true; }
   // Uses the device. Sets *pending if work is left on the device when it returns; this object is then kept until the device is done.
   // After an error nothing may be left on the device.
   virtual absl::Status Run(Backend& backend, bool* pending) = 0;
@@ -41,7 +45,7 @@ class Dispatcher {
     absl::Duration spin = absl::ZeroDuration();  // how long an idle thread looks before it sleeps
   };
 
-  // `on_lost` is called once, on the dispatcher's thread, when the device has failed for good.
+  // `on_lost` is called once, on the thread that sees it, when the device has failed for good.
   Dispatcher(Backend backend, const Options& options,
              std::function<void(const absl::Status&)> on_lost);
   // Settles what is queued with CANCELLED and waits for what runs.
@@ -57,6 +61,10 @@ class Dispatcher {
   // Refuses new work and waits until all that was accepted is done, at most until `deadline`; what is still queued then is settled with
   // UNAVAILABLE (DRAINING). Returns whether everything was done.
   bool Drain(absl::Time deadline);
+
+  // For other threads that use the device: the same as a loss that the dispatcher sees itself. What is queued fails with `status`; what
+  // runs ends as the device lets it.
+  void ReportLost(const absl::Status& status) { Lose(status); }
 
   // Works that wait, run or are pending.
   int outstanding() const;
@@ -76,8 +84,10 @@ class Dispatcher {
   };
 
   void Loop();
-  // The next work, or an item without one: time to look at pending work, or to stop.
+  // The next work, or an item without one: time to look at pending or unready work, or to stop.
   Item Take();
+  // Whether the item may run now. If not it goes back to the front of its session's queue, or has been settled.
+  bool CheckReady(const Item& item);
   void RunItem(Item item);
   // Keeps the item until the device has reached this point.
   absl::Status Hold(Item item);
@@ -110,6 +120,7 @@ class Dispatcher {
   absl::Status lost_;
 
   // Of the dispatcher's thread.
+  int unready_ = 0;              // how many sessions in a row had nothing that may run
   std::deque<Pending> pending_;  // in the order of the device
   std::vector<std::shared_ptr<DeviceEvent>> free_markers_;
 

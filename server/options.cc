@@ -130,6 +130,20 @@ const Flag kFlags[] = {
        if (o->lease < absl::Milliseconds(100)) return absl::InvalidArgumentError("at least 100ms");
        return absl::OkStatus();
      }},
+    {"ready-timeout", "DURATION", "30s",
+     "How long a call with completion DONE waits for its ready event before it is refused. (With "
+     "ENQUEUED the device itself waits, for as long as it takes.)",
+     [](absl::string_view v, Options* o) {
+       return Set(ParseDuration(v, absl::Hours(1)), &o->ready_timeout);
+     }},
+    {"stream-timeout", "DURATION", "30s",
+     "An upload or download whose client moves nothing for so long is ended.",
+     [](absl::string_view v, Options* o) {
+       LOSSD_RETURN_IF_ERROR(Set(ParseDuration(v, absl::Hours(1)), &o->stream_timeout));
+       if (o->stream_timeout < absl::Milliseconds(100))
+         return absl::InvalidArgumentError("at least 100ms");
+       return absl::OkStatus();
+     }},
     {"drain-timeout", "DURATION", "10s", "How long SIGTERM waits for calls that were accepted.",
      [](absl::string_view v, Options* o) {
        return Set(ParseDuration(v, absl::Hours(1)), &o->drain_timeout);

@@ -43,6 +43,8 @@ struct Options {
   uint64_t session_inline_bytes = uint64_t{256} << 20;
   std::vector<uint32_t> allow_uids;  // empty: own uid and root
   absl::Duration lease = absl::Seconds(60);
+  absl::Duration ready_timeout = absl::Seconds(30);
+  absl::Duration stream_timeout = absl::Seconds(30);
   absl::Duration drain_timeout = absl::Seconds(10);
   absl::Duration spin = absl::ZeroDuration();
   bool parent_death = false;

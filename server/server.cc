@@ -34,8 +34,10 @@ absl::Status Stopping() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, const Logger& log,
-                                                      std::function<void()> on_lost) {
+                                                      std::function<void()> on_lost,
+                                                      std::unique_ptr<BackendHolder> backend) {
   auto server = std::unique_ptr<Server>(new Server(options, log, std::move(on_lost)));
+  server->backend_ = std::move(backend);
   LOSSD_RETURN_IF_ERROR(server->Init());
   return server;
 }
@@ -55,8 +57,10 @@ absl::Status Server::Init() {
   }
   LOSSD_ASSIGN_OR_RETURN(Registry registry, Registry::Create());
   registry_ = std::move(registry);
-  LOSSD_ASSIGN_OR_RETURN(
-      backend_, CreateBackend({options_.backend, options_.workspace_bytes, options_.threads}));
+  if (backend_ == nullptr) {
+    LOSSD_ASSIGN_OR_RETURN(
+        backend_, CreateBackend({options_.backend, options_.workspace_bytes, options_.threads}));
+  }
 
   Dispatcher::Options queue;
   queue.session_depth = options_.queue_depth;
@@ -65,8 +69,9 @@ absl::Status Server::Init() {
   dispatcher_ =
       std::make_unique<Dispatcher>(backend_->backend(), queue, [this](const absl::Status& status) {
         log_.Error("device_lost", {{"status", status}});
-        SetHealth(false);
+        // In this order: Init looks at lost_ after it has said that it serves.
         lost_.store(true);
+        SetHealth(false);
         on_lost_();
       });
   SessionLimits limits;
@@ -84,10 +89,14 @@ absl::Status Server::Init() {
   context_.is_host = backend_->backend().device->is_host();
   context_.needs_session = has_unix && options_.AllowsOtherUsers();
   context_.anonymous_inline_quota = std::make_shared<ByteQuota>(options_.session_inline_bytes);
+  context_.ready_timeout = options_.ready_timeout;
   FillInfos();
-  // The session socket comes first, so that a client that reaches gRPC finds it.
+  LOSSD_RETURN_IF_ERROR(StartGrpc());
+  // Last, since clients come here first: a session means that calls can follow at once.
   if (has_unix) LOSSD_RETURN_IF_ERROR(StartSessionSocket(unix_address->path));
-  return StartGrpc();
+  SetHealth(true);
+  if (lost()) SetHealth(false);
+  return absl::OkStatus();
 }
 
 void Server::FillInfos() {
@@ -97,7 +106,7 @@ void Server::FillInfos() {
   info.set_boot_id(RandomBytes(16));
   info.set_backend(device.backend());
   info.set_device(device.name());
-  info.set_device_uuid(device.uuid());
+  if (const std::string uuid = device.uuid(); !uuid.empty()) info.set_device_uuid(uuid);
   info.set_workspace_bytes(device.workspace().bytes());
   info.set_inline_limit_bytes(options_.inline_limit_bytes);
   info.set_mps(device.mps());
@@ -120,6 +129,7 @@ absl::Status Server::StartSessionSocket(const std::string& path) {
   socket.allow_uids.push_back(::geteuid());
   socket.allow_uids.push_back(0);
   socket.open_to_all = options_.AllowsOtherUsers();
+  socket.on_device_lost = [this](const absl::Status& status) { dispatcher_->ReportLost(status); };
   LOSSD_ASSIGN_OR_RETURN(
       session_socket_, SessionSocket::Start(std::move(socket), *sessions_,
                                             *backend_->backend().device, infos_.unix_socket, log_));
@@ -129,14 +139,14 @@ absl::Status Server::StartSessionSocket(const std::string& path) {
 absl::Status Server::StartGrpc() {
   losses_ = std::make_unique<LossService>(context_, *sessions_, infos_);
   session_service_ = std::make_unique<SessionService>(*sessions_, infos_, log_);
-  buffers_ = std::make_unique<BufferService>(*sessions_, *backend_->backend().device, *dispatcher_);
+  buffers_ = std::make_unique<BufferService>(*sessions_, *backend_->backend().device, *dispatcher_,
+                                             options_.stream_timeout);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   const int max_message = static_cast<int>(options_.inline_limit_bytes + kMessageSlackBytes);
   builder.SetMaxReceiveMessageSize(max_message);
   builder.SetMaxSendMessageSize(-1);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   grpc::ResourceQuota quota("lossd");
@@ -145,25 +155,21 @@ absl::Status Server::StartGrpc() {
   builder.RegisterService(losses_.get());
   builder.RegisterService(session_service_.get());
   builder.RegisterService(buffers_.get());
-  std::vector<int> ports(options_.listen.size(), 0);
-  for (size_t i = 0; i < ports.size(); ++i) {
-    builder.AddListeningPort(options_.listen[i].ToString(), grpc::InsecureServerCredentials(),
-                             &ports[i]);
-  }
-  // gRPC has no say in the mode of its socket, so the process's mask decides while it binds.
-  const mode_t before = ::umask(options_.AllowsOtherUsers() ? 0111 : 0177);
+  using Builder = grpc::ServerBuilder::experimental_type;
+  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor =
+      builder.experimental().AddExternalConnectionAcceptor(Builder::ExternalConnectionType::FROM_FD,
+                                                           grpc::InsecureServerCredentials());
   grpc_ = builder.BuildAndStart();
-  ::umask(before);
-  if (grpc_ == nullptr) {
-    std::string all;
-    for (const ListenAddress& address : options_.listen)
-      absl::StrAppend(&all, " ", address.ToString());
-    return absl::UnavailableError(absl::StrCat("cannot listen on", all));
-  }
-  for (size_t i = 0; i < ports.size(); ++i) {
-    if (!options_.listen[i].is_unix) options_.listen[i].port = ports[i];
-  }
-  SetHealth(true);
+  if (grpc_ == nullptr) return absl::InternalError("gRPC does not start");
+  LOSSD_ASSIGN_OR_RETURN(
+      listener_,
+      Listener::Start(
+          options_.listen, options_.AllowsOtherUsers(), log_, [acceptor](UniqueFd connection) {
+            grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+            parameters.fd = connection.Release();
+            acceptor->HandleNewConnection(&parameters);
+          }));
+  SetHealth(false);
   return absl::OkStatus();
 }
 
@@ -177,7 +183,10 @@ void Server::SetHealth(bool serving) {
   health->SetServingStatus(serving);
 }
 
-void Server::Tick() { sessions_->EndUnusedSince(absl::Now() - options_.lease); }
+void Server::Tick() {
+  sessions_->EndUnusedSince(absl::Now() - options_.lease);
+  buffers_->Tick();
+}
 
 bool Server::Drain(absl::Duration timeout) {
   SetHealth(false);
@@ -205,6 +214,7 @@ void Server::Abandon() {
 
 void Server::Stop(absl::Duration grace) {
   // Handlers and streams first: they use everything else. Shutdown waits for all of them.
+  listener_ = nullptr;
   if (grpc_ != nullptr) grpc_->Shutdown(In(grace));
   session_socket_ = nullptr;
   if (sessions_ != nullptr) sessions_->EndAll();

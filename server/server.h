@@ -15,6 +15,7 @@
 #include "server/buffer_service.h"
 #include "server/call.h"
 #include "server/dispatcher.h"
+#include "server/listener.h"
 #include "server/log.h"
 #include "server/loss_service.h"
 #include "server/options.h"
@@ -33,10 +34,11 @@ namespace lossd {
 class Server {
  public:
   // Listens and serves when it returns. `on_lost` is called on another thread when the device has failed for good; health is
-  // NOT_SERVING by then and every call in flight has failed. `log` is borrowed.
+  // NOT_SERVING by then and every queued call has failed. `log` is borrowed. Without `backend`, the one that the options name.
   // Errors: those of the backend and the registry, FAILED_PRECONDITION (ADDRESS_IN_USE), UNAVAILABLE (an address cannot be bound).
-  static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, const Logger& log,
-                                                       std::function<void()> on_lost);
+  static absl::StatusOr<std::unique_ptr<Server>> Start(
+      const Options& options, const Logger& log, std::function<void()> on_lost,
+      std::unique_ptr<BackendHolder> backend = nullptr);
   ~Server();
 
   // NOT_SERVING at once, new work refused with UNAVAILABLE (DRAINING); waits for accepted calls until `timeout`, then stops.
@@ -44,7 +46,7 @@ class Server {
   bool Drain(absl::Duration timeout);
   // The end where a call or the device hangs: gives answers a moment to leave and removes the sockets. Only _exit may follow.
   void Abandon();
-  // To be called about every second: ends sessions whose lease ran out.
+  // To be called about every second: ends sessions whose lease ran out and streams that stand still.
   void Tick();
 
   bool lost() const { return lost_.load(); }
@@ -78,6 +80,7 @@ class Server {
   std::unique_ptr<SessionService> session_service_;
   std::unique_ptr<BufferService> buffers_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<Listener> listener_;
   std::unique_ptr<SessionSocket> session_socket_;
 };
 

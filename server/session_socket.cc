@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,16 +14,14 @@
 #include "absl/time/clock.h"
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
+#include "server/dispatcher.h"
 #include "server/frame.h"
+#include "server/listener.h"
 #include "server/rich_status.h"
 #include "server/session_memory.h"
 
 namespace lossd {
 namespace {
-
-absl::Status SystemError(absl::string_view what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
 
 v1::SessionReply ErrorReply(const absl::Status& status) {
   v1::SessionReply reply;
@@ -76,24 +73,8 @@ SessionSocket::~SessionSocket() {
 
 absl::Status SessionSocket::Bind() {
   stop_.Reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  listener_.Reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!stop_ || !listener_) return SystemError("session socket");
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (options_.path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat(options_.path, ": too long for a socket path"));
-  }
-  std::memcpy(address.sun_path, options_.path.data(), options_.path.size());
-  ::unlink(options_.path.c_str());
-  if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return SystemError(absl::StrCat("bind ", options_.path));
-  }
-  // Before listen: until then nobody can connect.
-  if (::chmod(options_.path.c_str(), options_.open_to_all ? 0666 : 0600) != 0) {
-    return SystemError(absl::StrCat("chmod ", options_.path));
-  }
-  if (::listen(listener_.get(), 128) != 0)
-    return SystemError(absl::StrCat("listen ", options_.path));
+  if (!stop_) return absl::UnavailableError(absl::StrCat("eventfd: ", std::strerror(errno)));
+  LOSSD_ASSIGN_OR_RETURN(listener_, ListenUnix(options_.path, options_.open_to_all));
   return absl::OkStatus();
 }
 
@@ -153,9 +134,12 @@ void SessionSocket::Accept() {
   for (int i = 0; i < 16; ++i) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        accept_again_ = absl::Now() + absl::Milliseconds(100);
-        log_.Warning("session_socket_accept", {{"error", std::strerror(errno)}});
+      if (IsExhausted(errno)) {
+        const absl::Time now = absl::Now();
+        if (now - accept_again_ > absl::Seconds(1)) {
+          log_.Warning("session_socket_accept", {{"error", std::strerror(errno)}});
+        }
+        accept_again_ = now + absl::Milliseconds(100);
       }
       return;
     }
@@ -230,6 +214,9 @@ bool SessionSocket::HandleFrame(Connection& connection) {
         FieldError("fds", absl::StrCat(wanted, " attached descriptors"), absl::StrCat(fds.size()));
   } else {
     reply = Handle(connection, request, wanted == 1 ? std::move(fds[0]) : UniqueFd(), &reply_fd);
+  }
+  if (options_.on_device_lost && IsDeviceLost(reply.status())) {
+    options_.on_device_lost(reply.status());
   }
   // Without a session there is nothing to keep a connection for that speaks nonsense.
   if (!reply.ok() && connection.session == nullptr) connection.closing = true;

@@ -3,6 +3,7 @@
 #define LOSSD_SERVER_SESSION_SOCKET_H_
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
@@ -29,6 +30,8 @@ class SessionSocket {
   struct Options {
     std::string path;
     std::vector<uint32_t> allow_uids;
+    // Called on the socket's thread when a request finds that the device has failed for good.
+    std::function<void(const absl::Status&)> on_device_lost;
     bool open_to_all = false;  // file mode 0666 and not 0600: who may come is decided by allow_uids
   };
 
@@ -70,7 +73,7 @@ class SessionSocket {
   UniqueFd stop_;  // eventfd
   uint64_t pid_namespace_ = 0;
   std::list<std::unique_ptr<Connection>> connections_;  // of the thread
-  absl::Time accept_again_;                             // after the process ran out of descriptors
+  absl::Time accept_again_ = absl::InfinitePast();      // after the process ran out of descriptors
   std::thread thread_;
 };
 

@@ -1,7 +1,9 @@
 #include "client/cpp/call_stream.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "client/cpp/status.h"
 
 namespace lossd::client {
@@ -10,6 +12,13 @@ namespace {
 enum Tag : intptr_t { kStart = 1, kRead, kWrite, kFinish };
 
 void* AsPointer(Tag tag) { return reinterpret_cast<void*>(tag); }
+
+// A stream has no deadlines of its calls: without this the server would run, and write, what nobody waits for any more.
+void LimitTime(absl::Time deadline, v1::RunRequest* request) {
+  if (deadline == absl::InfiniteFuture() || request->has_timeout_ms()) return;
+  const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
+  request->set_timeout_ms(static_cast<uint32_t>(std::clamp<int64_t>(left, 1, UINT32_MAX)));
+}
 
 }  // namespace
 
@@ -33,6 +42,7 @@ bool CallStream::ended() const {
 
 CallStream::Outcome CallStream::Call(const v1::RunRequest& request, absl::Time deadline) {
   Pending call;
+  call.deadline = deadline;
   v1::StreamRequest frame;
   *frame.mutable_run() = request;
   std::unique_lock<std::mutex> lock(mu_);
@@ -56,9 +66,11 @@ CallStream::Outcome CallStream::Call(const v1::RunRequest& request, absl::Time d
 
 void CallStream::WriteNextLocked() {
   while (started_ && !writing_ && !ended_ && !unsent_.empty()) {
-    const v1::StreamRequest frame = std::move(unsent_.front());
+    v1::StreamRequest frame = std::move(unsent_.front());
     unsent_.pop_front();
-    if (pending_.count(frame.tag()) == 0) continue;  // its caller has gone
+    const auto call = pending_.find(frame.tag());
+    if (call == pending_.end()) continue;  // its caller has gone
+    LimitTime(call->second->deadline, frame.mutable_run());
     writing_ = true;
     stream_->Write(frame, AsPointer(kWrite));  // serializes at once
   }

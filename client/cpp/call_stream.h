@@ -46,6 +46,7 @@ class CallStream {
   struct Pending {
     std::condition_variable arrived;
     bool done = false;
+    absl::Time deadline;
     Outcome outcome;
   };
 

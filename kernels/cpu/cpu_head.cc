@@ -138,11 +138,10 @@ void Sweep::StoreGradHidden(int64_t begin, int64_t count, int64_t live) {
 
 }  // namespace
 
-absl::Status CpuHead::SelectRows(const HeadProblem& head, bool host_may_wait, RowSet* rows) {
+absl::Status CpuHead::SelectRows(const HeadProblem& head, RowSet* rows) {
   Arena& arena = device_.workspace();
   LOSSD_ASSIGN_OR_RETURN(rows->index, arena.AllocateArray<int32_t>(head.rows, "row numbers"));
   LOSSD_ASSIGN_OR_RETURN(rows->counted, arena.AllocateArray<uint8_t>(head.rows, "row marks"));
-  LOSSD_ASSIGN_OR_RETURN(rows->count, arena.AllocateArray<int64_t>(1, "row count"));
   int64_t count = 0;
   for (int64_t i = 0; i < head.rows; ++i) {
     rows->counted[i] = head.IsCounted(i) ? 1 : 0;

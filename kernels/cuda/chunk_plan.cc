@@ -38,7 +38,7 @@ bool PlanChunk(const ChunkRequest& request, int64_t rows, int64_t min_slice,
   if (bytes <= 0) return false;
   slices->assign(1, rows);
   if (RegionBytes(request, *slices) <= bytes) return true;
-  return request.sliced && Slice(request, rows, bytes, min_slice, slices);
+  return request.sliced && !request.one_slice && Slice(request, rows, bytes, min_slice, slices);
 }
 
 }  // namespace

@@ -24,11 +24,12 @@ struct ChunkPlan {
 };
 
 struct ChunkRequest {
-  int64_t rows = 0;            // to compute
-  int64_t logits_bytes = 0;    // of one row in fp32, with its padding
-  int64_t row_bytes = 0;       // of everything else that grows with the chunk
-  int64_t budget = 0;          // bytes
-  bool sliced = false;         // dz is 16 bits wide and may be moved
+  int64_t rows = 0;          // to compute
+  int64_t logits_bytes = 0;  // of one row in fp32, with its padding
+  int64_t row_bytes = 0;     // of everything else that grows with the chunk
+  int64_t budget = 0;        // bytes
+  bool sliced = false;       // dz is 16 bits wide and may be moved
+  bool one_slice = false;    // though it may, it is not: several chunks cost less than small slices
   int64_t row_multiple = 128;  // of the rows of a chunk and of a slice, but for the last
   // Bytes of a row that are wanted once the chunk's slices are done; the logits of the last slice make place for them.
   int64_t late_row_bytes = 0;

@@ -23,21 +23,15 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   return head;
 }
 
-absl::Status CudaHead::SelectRows(const HeadProblem& head, bool host_may_wait, RowSet* rows) {
+absl::Status CudaHead::SelectRows(const HeadProblem& head, RowSet* rows) {
   Arena& arena = device_->workspace();
   LOSSD_ASSIGN_OR_RETURN(rows->index, arena.AllocateArray<int32_t>(head.rows, "the row numbers"));
   LOSSD_ASSIGN_OR_RETURN(rows->counted, arena.AllocateArray<uint8_t>(head.rows, "the row mask"));
-  LOSSD_ASSIGN_OR_RETURN(rows->count, arena.AllocateArray<int64_t>(1, "the row count"));
   rows->host_count = -1;
   LOSSD_RETURN_IF_CUDA_ERROR(LaunchSelectRows(head, *rows, device_->stream()), "select rows");
   // Without a mask and ids to ignore every row counts, and nobody has to ask.
-  if (!head.mask && !head.target) {
-    rows->host_count = head.rows;
-    return absl::OkStatus();
-  }
-  if (!host_may_wait) return absl::OkStatus();
-  LOSSD_RETURN_IF_ERROR(device_->CopyOut(&rows->host_count, rows->count, sizeof(int64_t)));
-  return device_->Synchronize();
+  if (!head.mask && !head.target) rows->host_count = head.rows;
+  return absl::OkStatus();
 }
 
 absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {

@@ -22,7 +22,7 @@ class CudaHead final : public HeadBackend {
   static absl::StatusOr<std::unique_ptr<CudaHead>> Create(CudaDevice* device,
                                                           uint64_t product_bytes);
 
-  absl::Status SelectRows(const HeadProblem& head, bool host_may_wait, RowSet* rows) override;
+  absl::Status SelectRows(const HeadProblem& head, RowSet* rows) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
   // See head_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;

@@ -17,6 +17,8 @@ constexpr int64_t kMinRows = 16;
 // of rows must not change a row's bits.
 constexpr int64_t kExactElements = int64_t{1} << 16;
 constexpr int64_t kDxTileRows = 1024;
+// Chunks of this many rows use the GPU as well as larger ones.
+constexpr int64_t kLargeRows = 2048;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -136,6 +138,18 @@ absl::Status HeadRun::AllocateWeightPath() {
   return absl::OkStatus();
 }
 
+// grad_weight in fp32 adds chunks up by itself: chunks of one slice each, if they are large. The products of small slices read the whole
+// weight for a few rows.
+bool HeadRun::PlanLargeChunks() {
+  ChunkRequest request = MakeRequest();
+  request.one_slice = true;
+  if (PlanChunks(request, std::min(kLargeRows, rows_), &plan_) &&
+      plan_.LargestChunk() >= std::min(kLargeRows, rows_)) {
+    return true;
+  }
+  return PlanOneChunk(MakeRequest(), &plan_);
+}
+
 absl::Status HeadRun::PlanChunksOrFail() {
   Arena& arena = device_.workspace();
   const RowsView& weight = pass_.gradients.weight;
@@ -148,7 +162,9 @@ absl::Status HeadRun::PlanChunksOrFail() {
   } else if (weight) {
     weight_path_ = WeightPath::kDirect;
   }
-  fits = PlanOneChunk(MakeRequest(), &plan_);
+  fits = weight_path_ == WeightPath::kDirect && weight.dtype == DType::kF32
+             ? PlanLargeChunks()
+             : PlanOneChunk(MakeRequest(), &plan_);
   if (!fits && weight && !(IsDirect(weight) && weight.dtype == DType::kF32)) {
     arena.ReleaseTo(used);
     weight_path_ = WeightPath::kAccumulator;

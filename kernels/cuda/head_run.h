@@ -55,6 +55,7 @@ class HeadRun {
   // head_plan.cc
   absl::Status Plan();
   absl::Status PlanChunksOrFail();
+  bool PlanLargeChunks();
   absl::Status AllocateFixed();
   absl::Status AllocateWeightPath();
   bool IsDirect(const RowsView& view) const;

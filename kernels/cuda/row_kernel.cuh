@@ -1,6 +1,7 @@
-// The row pass. A row belongs to a cluster of up to 8 blocks of 256 threads; each block keeps its slice of the row's fp32 logits in
-// shared memory, so that they are read once (4 V bytes) and dz is written once (2 or 4 V bytes). Rows that do not fit are read up to
-// three times by one block. Sums are made in fp32 in an order that depends on V alone: thread, warp, block, cluster.
+// The row pass. A row belongs to a cluster of up to 8 blocks of 512 threads; each block keeps its slice of the row's fp32 logits in
+// shared memory, so that they are read once (4 V bytes) and dz is written once (2 or 4 V bytes). A cluster takes one row after the other
+// and fetches the next one into the places that the gradient sweep has just read. Rows that do not fit are read up to three times by one
+// block. Sums are made in fp32 in an order that depends on V alone: thread, warp, block, cluster.
 #ifndef LOSSD_KERNELS_CUDA_ROW_KERNEL_CUH_
 #define LOSSD_KERNELS_CUDA_ROW_KERNEL_CUH_
 
@@ -13,17 +14,34 @@
 
 namespace lossd {
 
-inline constexpr int kRowThreads = 256;
+inline constexpr int kRowThreads = 512;
 inline constexpr int kRowWarps = kRowThreads / 32;
 // Vectors of 4 logits that a thread has in flight.
-inline constexpr int kRowLoads = 8;
+inline constexpr int kRowLoads = 4;
 // exp of it is 0, and 0 times it is 0: stands for -infinity where both are multiplied.
 inline constexpr float kLowest = -200.0f;
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+__device__ __forceinline__ float Exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 
 struct RowLaunch {
   RowPass pass;
   RowShape shape;
+  bool all_sums = true;  // false: the program reads max, sum_exp and target_d alone
 };
+
+// Copies that go from global to shared memory past the registers.
+__device__ __forceinline__ void FetchVector(float* to, const float* from) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ __forceinline__ void WaitForFetches() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 // A NaN wins, unlike fmaxf: a row of NaN and -infinity is not one of -infinity.
 __device__ __forceinline__ float MaxOrNan(float a, float b) {
@@ -51,9 +69,11 @@ struct RowSums {
     argmax = min(argmax, other.argmax);
   }
   // An error of ex2.approx is 2^-22 of its value, one of its argument |d| 2^-24: nothing beside a sum's own rounding.
+  template <bool kAll>
   __device__ void AddColumn(float d) {
     const float e = __expf(d);
     sum_exp = __fadd_rn(sum_exp, e);
+    if (!kAll) return;
     sum_exp_d = __fmaf_rn(e, fmaxf(d, kLowest), sum_exp_d);
     sum_exp_2 = __fmaf_rn(e, e, sum_exp_2);
     sum_d = __fadd_rn(sum_d, d);
@@ -134,12 +154,7 @@ class RowBlock {
   // Raw logits of four columns, with bias. Columns from end_ on hold anything.
   __device__ float4 LoadVector(int j) const {
     float4 v = __ldcs(reinterpret_cast<const float4*>(source_ + j));
-    if (pass_.head.bias) {
-      v.x += Bias(j);
-      v.y += Bias(j + 1);
-      v.z += Bias(j + 2);
-      v.w += Bias(j + 3);
-    }
+    if (pass_.head.bias) AddBias(j, &v);
     return v;
   }
   __device__ float4 Vector(int j) const {
@@ -150,70 +165,121 @@ class RowBlock {
     return source_[j] + (pass_.head.bias ? Bias(j) : 0.0f);
   }
 
-  // Reads the slice, keeps it if it fits; the thread's maximum of z.
+  // Starts to copy the slice of a row to shared memory. A thread copies the vectors that it reads in every later sweep.
+  __device__ void Fetch() const {
+    if (on_chip_) FetchRow(source_);
+  }
+  __device__ void FetchRow(const float* row) const {
+    for (int j = FirstColumn(); j < end_; j += kStep) FetchVector(buffer_ + (j - begin_), row + j);
+  }
+
+  // Waits for Fetch; the thread's maximum of z.
   __device__ float Load(bool want_max) {
-    float result = -INFINITY;
-    float largest_raw = -INFINITY;
-    if (!on_chip_ && !want_max) return result;
-    for (int j0 = begin_ + 4 * threadIdx.x; j0 < end_; j0 += 4 * kRowThreads * kRowLoads) {
+    return on_chip_ ? LoadFetched(want_max) : want_max ? LoadDirectly() : -INFINITY;
+  }
+
+  // The thread's sums. NaN in sum_exp: the row is degenerate. The variants differ in what they leave out, not in a bit of the rest.
+  __device__ RowSums Sum(float max, bool all) const {
+    if (pass_.column_weight != nullptr) return SumColumns<Slope::kCap, true, true>(max);
+    if (transform_.cap > 0) return SumColumns<Slope::kCap, true, false>(max);
+    if (all) return SumColumns<Slope::kAny, true, false>(max);
+    // Products with 1 are exact: nothing changes where they are left out.
+    const bool one = transform_.scale == 1 && transform_.inverse_temperature == 1;
+    return one ? SumColumns<Slope::kOne, false, false>(max)
+               : SumColumns<Slope::kAny, false, false>(max);
+  }
+
+ protected:
+  static constexpr int kStep = 4 * kRowThreads;
+  // What lies between a raw logit and z: nothing, factors, perhaps a cap.
+  enum class Slope { kOne, kAny, kCap };
+
+  __device__ int FirstColumn() const { return begin_ + 4 * static_cast<int>(threadIdx.x); }
+
+  // Maxima of raw logits, which keep their order, and of z.
+  struct Maxima {
+    float raw = -INFINITY;
+    float z = -INFINITY;
+  };
+  __device__ void AddVector(const float4& v, int j, Maxima* maxima) const {
+    if (transform_.cap == 0 && j + 4 <= end_) {
+      // Products with positive numbers keep the order: one transform of the largest is enough.
+      maxima->raw = MaxOrNan(maxima->raw, MaxOrNan(MaxOrNan(v.x, v.y), MaxOrNan(v.z, v.w)));
+      return;
+    }
+    const float raw[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (j + i < end_) maxima->z = MaxOrNan(maxima->z, transform_(raw[i]));
+    }
+  }
+  __device__ float Largest(const Maxima& maxima) const {
+    return transform_.cap > 0 ? maxima.z : MaxOrNan(maxima.z, transform_.Apply<false>(maxima.raw));
+  }
+
+  __device__ float LoadFetched(bool want_max) {
+    WaitForFetches();
+    Maxima maxima;
+    if (!want_max && !pass_.head.bias) return -INFINITY;
+#pragma unroll 4
+    for (int j = FirstColumn(); j < end_; j += kStep) {
+      float4* place = reinterpret_cast<float4*>(buffer_ + (j - begin_));
+      float4 v = *place;
+      if (pass_.head.bias) {
+        AddBias(j, &v);
+        *place = v;
+      }
+      if (want_max) AddVector(v, j, &maxima);
+    }
+    return Largest(maxima);
+  }
+
+  __device__ float LoadDirectly() {
+    Maxima maxima;
+    for (int j0 = FirstColumn(); j0 < end_; j0 += kStep * kRowLoads) {
       float4 v[kRowLoads];
 #pragma unroll
       for (int u = 0; u < kRowLoads; ++u) {
-        const int j = j0 + u * 4 * kRowThreads;
+        const int j = j0 + u * kStep;
         if (j < end_) v[u] = LoadVector(j);
       }
 #pragma unroll
       for (int u = 0; u < kRowLoads; ++u) {
-        const int j = j0 + u * 4 * kRowThreads;
-        if (j >= end_) continue;
-        if (on_chip_) *reinterpret_cast<float4*>(buffer_ + (j - begin_)) = v[u];
-        if (!want_max) continue;
-        const float raw[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
-        if (transform_.cap == 0 && j + 4 <= end_) {
-          // Products with positive numbers keep the order: one transform of the largest is enough.
-          largest_raw =
-              MaxOrNan(largest_raw, MaxOrNan(MaxOrNan(raw[0], raw[1]), MaxOrNan(raw[2], raw[3])));
-          continue;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (j + i < end_) result = MaxOrNan(result, transform_(raw[i]));
-        }
+        const int j = j0 + u * kStep;
+        if (j < end_) AddVector(v[u], j, &maxima);
       }
     }
-    return transform_.cap > 0 ? result : MaxOrNan(result, transform_.Apply<false>(largest_raw));
+    return Largest(maxima);
   }
 
-  // The thread's sums. NaN in sum_exp: the row is degenerate. The variants differ in what they leave out, not in a bit of the rest.
-  __device__ RowSums Sum(float max) const {
-    if (pass_.column_weight != nullptr) return SumColumns<true, true>(max);
-    return transform_.cap > 0 ? SumColumns<true, false>(max) : SumColumns<false, false>(max);
+  template <Slope kSlope>
+  __device__ float Transform(float raw) const {
+    if (kSlope == Slope::kOne) return raw;
+    return kSlope == Slope::kCap ? transform_(raw) : transform_.Apply<false>(raw);
   }
 
- protected:
-  // kSlow: with a cap, perhaps.
-  template <bool kSlow, bool kWeighted>
+  template <Slope kSlope, bool kAll, bool kWeighted>
   __device__ RowSums SumColumns(float max) const {
     RowSums sums;
 #pragma unroll 2
-    for (int j = begin_ + 4 * threadIdx.x; j < end_; j += 4 * kRowThreads) {
+    for (int j = FirstColumn(); j < end_; j += kStep) {
       const float4 v = Vector(j);
       float z[4] = {v.x, v.y, v.z, v.w};
       const int columns = min(4, end_ - j);
       bool has_max = false;
       if (columns == 4) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) z[i] = kSlow ? transform_(z[i]) : transform_.Apply<false>(z[i]);
+        for (int i = 0; i < 4; ++i) z[i] = Transform<kSlope>(z[i]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums.AddColumn(__fsub_rn(z[i], max));
-        has_max = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])) == max;
+        for (int i = 0; i < 4; ++i) sums.AddColumn<kAll>(__fsub_rn(z[i], max));
+        has_max = kAll && fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])) == max;
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (i >= columns) continue;
-          z[i] = transform_(z[i]);
-          sums.AddColumn(__fsub_rn(z[i], max));
-          has_max = has_max || z[i] == max;
+          z[i] = Transform<kSlope>(z[i]);
+          sums.AddColumn<kAll>(__fsub_rn(z[i], max));
+          has_max = kAll && (has_max || z[i] == max);
         }
       }
       if (has_max) {
@@ -234,6 +300,12 @@ class RowBlock {
     return sums;
   }
 
+  __device__ void AddBias(int j, float4* v) const {
+    v->x += Bias(j);
+    v->y += Bias(j + 1);
+    v->z += Bias(j + 2);
+    v->w += Bias(j + 3);
+  }
   __device__ float Bias(int j) const {
     // The padding behind the last column has no bias.
     if (j >= end_) return 0;
@@ -254,12 +326,15 @@ class RowBlock {
 // The gradient of one row's columns.
 class RowGradient : public RowBlock {
  public:
-  __device__ RowGradient(const RowBlock& block, const RowAnswer& answer)
-      : RowBlock(block), answer_(answer), zero_(answer.coefficients.IsZero()) {
+  // `next`: logits of the row that this block's sweep fetches as it goes; may be null.
+  __device__ RowGradient(const RowBlock& block, const RowAnswer& answer, const float* next)
+      : RowBlock(block), answer_(answer), zero_(answer.coefficients.IsZero()), next_(next) {
     const RowCoefficients& k = answer.coefficients;
     plain_ = !zero_ && k.c != 0 && k.u == 0 && k.h == 0 && transform_.cap == 0;
     slope_ = transform_.scale * transform_.inverse_temperature;
     plain_factor_ = k.c * answer.inverse_sum * slope_;
+    plain_slope_ = slope_ * kLog2E;
+    plain_offset_ = -answer.max * kLog2E;
   }
 
   // Everything but the target's and the ids' terms, before the derivative of z.
@@ -356,7 +431,7 @@ class RowGradient : public RowBlock {
 
  private:
   __device__ float Plain(float raw) const {
-    return plain_factor_ * __expf(__fmaf_rn(raw, slope_, -answer_.max));
+    return plain_factor_ * Exp2(__fmaf_rn(raw, plain_slope_, plain_offset_));
   }
   __device__ float Scaled(float g, float raw) const {
     return g == 0 ? 0.0f : g * transform_.Derivative(raw);
@@ -382,6 +457,7 @@ class RowGradient : public RowBlock {
         g[2] = Column<kAccurate>(v.z, j + 2);
         g[3] = Column<kAccurate>(v.w, j + 3);
       }
+      if (next_ != nullptr && j < end_) FetchVector(buffer_ + (j - begin_), next_ + j);
       // In place, dz of these columns falls on logits of earlier columns and of these: all must have been read.
       if (!on_chip_) __syncthreads();
       if (j < written_end_) store(j, g);
@@ -403,8 +479,11 @@ class RowGradient : public RowBlock {
   RowAnswer answer_;
   bool zero_;
   bool plain_;
+  const float* next_;
   float slope_;
   float plain_factor_;
+  float plain_slope_;
+  float plain_offset_;
 };
 
 }  // namespace lossd

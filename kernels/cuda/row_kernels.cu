@@ -7,6 +7,9 @@
 namespace lossd {
 namespace {
 
+// From here on a launch is one of clusters that stay.
+constexpr int64_t kManyRows = 64;
+
 __device__ float WarpMax(float value) {
   for (int offset = 16; offset > 0; offset /= 2) {
     value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
@@ -155,47 +158,34 @@ __device__ bool IsLive(const RowPass& pass, const RowCoefficients& coefficients,
   return false;
 }
 
-// A cluster for each row.
+// The statistics and the coefficients of a row, in `shared->answer` of all its blocks.
 template <class Program>
-__global__ void __launch_bounds__(kRowThreads, 3)
-    RowKernel(const __grid_constant__ RowLaunch launch, const __grid_constant__ Program program) {
-  extern __shared__ float4 dynamic[];
-  __shared__ RowShared shared;
+__device__ void AnswerRow(const RowLaunch& launch, const Program& program, const Cluster& cluster,
+                          RowBlock* block, RowShared* shared, int64_t r, int64_t row) {
   const RowPass& pass = launch.pass;
-  const Cluster cluster(launch.shape.cluster);
-  const int64_t r = blockIdx.x / launch.shape.cluster;
-  const int64_t row = pass.index[r];
-  if (row < 0 || pass.record->code != 0) {
-    ClearRow(pass, r, cluster);
-    if (pass.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) pass.live[r] = 0;
-    return;
-  }
-  float* buffer = reinterpret_cast<float*>(dynamic);
-  RowBlock block(launch, buffer, cluster.rank(), r, row);
   const bool leader = cluster.rank() == 0 && threadIdx.x == 0;
-
-  const float thread_max = block.Load(!Program::kKnowsStatistics);
+  const float thread_max = block->Load(!Program::kKnowsStatistics);
   RowStatistics stats;
   if constexpr (Program::kKnowsStatistics) {
     __syncthreads();
-    if (threadIdx.x == 0 && block.Owns(block.target())) {
-      shared.target_raw = block.Raw(block.target());
+    if (threadIdx.x == 0 && block->Owns(block->target())) {
+      shared->target_raw = block->Raw(block->target());
     }
     if (leader) stats = program.KnownStatistics(row);
     // Every block has read its slice: only then may dz be written over the row.
     cluster.Sync();
   } else {
-    const float max = RowMax(cluster, &shared, thread_max);
-    if (threadIdx.x == 0 && block.Owns(block.target())) {
-      shared.target_raw = block.Raw(block.target());
+    const float max = RowMax(cluster, shared, thread_max);
+    if (threadIdx.x == 0 && block->Owns(block->target())) {
+      shared->target_raw = block->Raw(block->target());
     }
-    const RowSums sums = RowTotal(cluster, &shared, block.Sum(max));
+    const RowSums sums = RowTotal(cluster, shared, block->Sum(max, launch.all_sums));
     if (leader) {
-      const bool owns_target = block.target() >= 0;
+      const bool owns_target = block->target() >= 0;
       float target_z = 0;
       if (owns_target) {
-        const int owner = block.target() / static_cast<int>(launch.shape.slice);
-        target_z = block.transform()(*cluster.Of(&shared.target_raw, owner));
+        const int owner = block->target() / static_cast<int>(launch.shape.slice);
+        target_z = block->transform()(*cluster.Of(&shared->target_raw, owner));
       }
       stats = MakeStatistics(pass, sums, max, owns_target, target_z);
     }
@@ -211,28 +201,79 @@ __global__ void __launch_bounds__(kRowThreads, 3)
     if (pass.dz_mode == DzMode::kMeasure) {
       pass.stored[row] = {answer.coefficients, stats.max, stats.sum_exp};
     }
-    for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared.answer, b) = answer;
+    for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared->answer, b) = answer;
   }
   cluster.Sync();
-  const RowAnswer answer = shared.answer;
-  WriteColumns(pass, block, answer, row, cluster.rank());
-  if (pass.dz_mode == DzMode::kNone) return;
+}
 
-  if (!launch.shape.on_chip && pass.columns.d_ids_logprob) {
-    // dz will cover the logits: keep those of the ids.
-    for (int k = threadIdx.x; k < pass.columns.ids.width; k += kRowThreads) {
-      const int column = static_cast<int>(pass.columns.ids.Index(row, k) - pass.head.vocab_start);
-      if (block.Owns(column)) buffer[k] = block.Raw(column);
+// A cluster takes rows r, r + clusters, ... What a block leaves in its `shared` for others has been read two cluster barriers later, and
+// there are two in each row.
+template <class Program>
+__global__ void __launch_bounds__(kRowThreads, 3)
+    RowKernel(const __grid_constant__ RowLaunch launch, const __grid_constant__ Program program) {
+  extern __shared__ float4 dynamic[];
+  __shared__ RowShared shared;
+  const RowPass& pass = launch.pass;
+  const Cluster cluster(launch.shape.cluster);
+  float* buffer = reinterpret_cast<float*>(dynamic);
+  const int64_t clusters = gridDim.x / launch.shape.cluster;
+  const bool stopped = pass.record->code != 0;
+  const bool has_ids = pass.columns.d_ids_logprob.present;
+  bool fetched = false;
+  for (int64_t r = blockIdx.x / launch.shape.cluster; r < pass.rows; r += clusters) {
+    const int64_t row = pass.index[r];
+    if (row < 0 || stopped) {
+      if (fetched) WaitForFetches();
+      fetched = false;
+      ClearRow(pass, r, cluster);
+      if (pass.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) pass.live[r] = 0;
+      continue;
     }
+    RowBlock block(launch, buffer, cluster.rank(), r, row);
+    if (!fetched) {
+      // The row before has been read by all threads.
+      __syncthreads();
+      block.Fetch();
+    }
+    AnswerRow(launch, program, cluster, &block, &shared, r, row);
+    const RowAnswer answer = shared.answer;
+    WriteColumns(pass, block, answer, row, cluster.rank());
+    // Entries of ids are made from the slice after the sweep.
+    fetched = launch.shape.on_chip && !has_ids && r + clusters < pass.rows;
+    const float* next = fetched ? pass.logits + (r + clusters) * pass.logits_stride : nullptr;
+    if (pass.dz_mode == DzMode::kNone) {
+      // WriteColumns reads what other threads fetched.
+      fetched = fetched && !pass.columns.ids_logprob;
+      if (fetched) block.FetchRow(next);
+      continue;
+    }
+
+    if (!launch.shape.on_chip && has_ids) {
+      // dz will cover the logits: keep those of the ids.
+      for (int k = threadIdx.x; k < pass.columns.ids.width; k += kRowThreads) {
+        const int column = static_cast<int>(pass.columns.ids.Index(row, k) - pass.head.vocab_start);
+        if (block.Owns(column)) buffer[k] = block.Raw(column);
+      }
+    }
+    __syncthreads();
+    const float scale = pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
+    const float largest =
+        RowGradient(block, answer, next)
+            .Run(WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
+    if (pass.dz_mode != DzMode::kMeasure) continue;
+    const float warp_largest = WarpMax(largest);
+    if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));
   }
-  __syncthreads();
-  const float scale = pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
-  const float largest =
-      RowGradient(block, answer)
-          .Run(WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
-  if (pass.dz_mode != DzMode::kMeasure) return;
-  const float warp_largest = WarpMax(largest);
-  if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));
+  WaitForFetches();
+}
+
+// Whether a program reads more than max, sum_exp and target_d.
+template <class Program>
+bool ReadsAllSums(const Program&) {
+  return !Program::kKnowsStatistics;
+}
+bool ReadsAllSums(const CrossEntropyRows& rows) {
+  return rows.entropy || rows.argmax || rows.metrics || rows.smoothing != 0;
 }
 
 template <class Program>
@@ -251,7 +292,18 @@ cudaError_t Launch(const RowPass& pass, const Program& program, const RowShape& 
   attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = shape.cluster > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, RowKernel<Program>, RowLaunch{pass, shape}, program);
+  if (pass.rows >= kManyRows && shape.on_chip && shape.cluster > 1) {
+    // As many clusters as run at once: each fetches its next row while it writes the present one.
+    int resident = 0;
+    const cudaError_t error =
+        cudaOccupancyMaxActiveClusters(&resident, RowKernel<Program>, &config);
+    if (error != cudaSuccess) return error;
+    if (resident > 0 && resident < pass.rows) {
+      config.gridDim = dim3(static_cast<unsigned>(resident * shape.cluster));
+    }
+  }
+  return cudaLaunchKernelEx(&config, RowKernel<Program>,
+                            RowLaunch{pass, shape, ReadsAllSums(program)}, program);
 }
 
 template <class Program>

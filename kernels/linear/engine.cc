@@ -49,7 +49,9 @@ absl::StatusOr<HeadEngine> HeadEngine::Start(const OpCall& call, Backend& backen
   LOSSD_ASSIGN_OR_RETURN(engine.record_, engine.Allocate<ResultRecord>(1, "the result record"));
   LOSSD_RETURN_IF_ERROR(
       backend.device->CopyIn(engine.record_, &kEmptyRecord, sizeof(kEmptyRecord)));
-  LOSSD_RETURN_IF_ERROR(backend.head->SelectRows(head, call.options.host_may_wait, &engine.rows_));
+  // In the record, so that one copy tells the host how many rows count and what the checks found.
+  engine.rows_.count = &engine.record_->count;
+  LOSSD_RETURN_IF_ERROR(backend.head->SelectRows(head, &engine.rows_));
   LOSSD_RETURN_IF_ERROR(engine.CheckData());
   LOSSD_RETURN_IF_ERROR(engine.FillOutputs());
   return engine;
@@ -81,13 +83,16 @@ absl::Status HeadEngine::CheckData() {
     const bool fits = rule.dims[0] == "B" ? sequences.Add(check) : elements.Add(check);
     if (!fits) return TooMany(*call_->schema, "bounded inputs");
   }
-  if (elements.Instances() + sequences.Instances() == 0) return absl::OkStatus();
   if (elements.Instances() > 0) LOSSD_RETURN_IF_ERROR(RunStage(elements, 1));
   if (sequences.Instances() > 0) LOSSD_RETURN_IF_ERROR(RunStage(sequences, 1));
-  if (!call_->options.host_may_wait) return absl::OkStatus();
+  const bool unchecked = elements.Instances() + sequences.Instances() == 0;
+  if (!call_->options.host_may_wait || (unchecked && rows_.host_count >= 0)) {
+    return absl::OkStatus();
+  }
   ResultRecord found;
   LOSSD_RETURN_IF_ERROR(backend_->device->CopyOut(&found, record_, sizeof(found)));
   LOSSD_RETURN_IF_ERROR(backend_->device->Synchronize());
+  rows_.host_count = found.count;
   return RecordStatus(*call_->schema, found);
 }
 

@@ -36,8 +36,9 @@ class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
 
-  // Fills `rows` (arrays from the workspace) from mask, target and ignore_index. host_count is known on return if `host_may_wait`.
-  virtual absl::Status SelectRows(const HeadProblem& head, bool host_may_wait, RowSet* rows) = 0;
+  // Fills `rows` from mask, target and ignore_index: index and counted are taken from the workspace, count is given. host_count is
+  // set only if the host knows it without waiting for the device.
+  virtual absl::Status SelectRows(const HeadProblem& head, RowSet* rows) = 0;
 
   // Runs instances 0 ... count - 1 of a stage, each by one team, in no order.
   virtual absl::Status RunStage(const Stage& stage, int64_t count) = 0;

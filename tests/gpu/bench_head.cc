@@ -1,10 +1,9 @@
 // LinearCrossEntropy, forward and backward, beside the three cuBLASLt products of the same shape: interleaved, hot, medians.
-// Usage: bench_head [rows hidden vocab workspace_bytes]
+// Usage: bench_head [rows hidden vocab workspace_bytes [seconds]]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <string>
 
@@ -177,6 +176,7 @@ int Main(int argc, char** argv) {
   const int64_t h = argc > 2 ? std::atoll(argv[2]) : 4096;
   const int64_t v = argc > 3 ? std::atoll(argv[3]) : 128256;
   const uint64_t workspace = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 2200000000;
+  const int64_t seconds = argc > 5 ? std::atoll(argv[5]) : 8;
   const BenchData data(n, h, v, 8.6);
   auto cuda = OrDie(CudaBackend::Create({0, workspace}));
   const Registry registry = OrDie(Registry::Create());
@@ -241,32 +241,35 @@ int Main(int argc, char** argv) {
     run(0, true);
   }
   PrintClocks();
-  std::vector<double> times[5];
-  for (const auto start = std::chrono::steady_clock::now();
-       std::chrono::steady_clock::now() - start < std::chrono::seconds(12);) {
-    // Each is timed after an untimed run of itself: the card is limited by power, so that what ran before decides about the clock.
-    const auto measure = [&](std::vector<double>* out, const std::function<void()>& work) {
-      work();
-      out->push_back(timer.Milliseconds(stream, work));
-    };
-    measure(&times[0], [&] { Check(products.Run(reference, stream)); });
-    measure(&times[1], [&] { run(0, true); });
-    measure(&times[2], [&] { run(1, true); });
-    measure(&times[3], [&] { run(2, true); });
-    measure(&times[4], [&] { run(0, false); });
-  }
-  PrintClocks();
-  double base = 0, median = 0;
-  std::printf("  products          %s\n", Summary(times[0], &base).c_str());
   const char* rows[] = {"grad_weight f32 ", "grad_weight bf16", "forward only    ",
                         "f32, enqueued   "};
-  for (int i = 0; i < 4; ++i) {
-    const std::string text = Summary(times[i + 1], &median);
-    std::printf("  %s  %s  ratio %.4f\n", rows[i], text.c_str(), median / base);
+  const auto run_products = [&] { Check(products.Run(reference, stream)); };
+  const auto run_row = [&](int i) { run(i % 3, i < 3); };
+  // Plain: products, the call, products, the call. Preceded: each follows an untimed run of itself, since the card is limited by power
+  // and what ran before decides about the clock.
+  for (const bool preceded : {false, true}) {
+    std::printf("  %s\n", preceded ? "each after an untimed run of itself" : "plain interleaving");
+    std::vector<double> products_times, times[4];
+    for (const auto start = std::chrono::steady_clock::now();
+         std::chrono::steady_clock::now() - start < std::chrono::seconds(seconds);) {
+      for (int i = 0; i < 4; ++i) {
+        if (preceded) run_products();
+        products_times.push_back(timer.Milliseconds(stream, run_products));
+        if (preceded) run_row(i);
+        times[i].push_back(timer.Milliseconds(stream, [&] { run_row(i); }));
+      }
+    }
+    double base = 0, median = 0;
+    std::printf("  products          %s\n", Summary(products_times, &base).c_str());
+    for (int i = 0; i < 4; ++i) {
+      const std::string text = Summary(times[i], &median);
+      std::printf("  %s  %s  ratio %.4f\n", rows[i], text.c_str(), median / base);
+    }
+    PrintClocks();
   }
   std::vector<int64_t> sample_rows, ids;
-  for (int64_t i = 0; i < 16; ++i) sample_rows.push_back(i * (n / 16) + i);
-  for (int64_t i = 0; i < 8; ++i) ids.push_back(i * i);
+  for (int64_t i = 0; i < 16; ++i) sample_rows.push_back((i * (n / 16) + i) % n);
+  for (int64_t i = 0; i < 8; ++i) ids.push_back(i * i % v);
   for (int64_t i = 0; i < 24; ++i) ids.push_back((i * 7919 + 100) % v);
   for (int i = 0; i < 2; ++i) {
     run(i, true);

@@ -105,7 +105,7 @@ struct Shape {
 
 // Reason beside each: the exact path; the library's 16-bit path with an odd hidden size; a ragged vocabulary over two blocks; many rows.
 constexpr Shape kExact = {7, 5, 11, 0};
-constexpr Shape kOdd = {130, 77, 1000, 768 << 10};
+constexpr Shape kOdd = {130, 77, 1000, 530000};
 constexpr Shape kRagged = {40, 64, 32777, 4900000};
 constexpr Shape kRows = {700, 96, 1536, 3 << 20};
 

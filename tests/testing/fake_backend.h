@@ -49,9 +49,11 @@ class FakeDevice : public Device {
   }
   absl::StatusOr<SharedMemory> MapHost(void* host, uint64_t bytes,
                                        std::shared_ptr<const void> owner) override {
+    if (lost_) return Lost();
     return SharedMemory{static_cast<std::byte*>(host), bytes, "", std::move(owner)};
   }
   absl::StatusOr<SharedMemory> OpenHandle(absl::string_view handle) override {
+    if (lost_) return Lost();
     if (handle[0] != 'h') return FieldError("cuda_ipc", "a handle", "not one");
     auto memory = std::make_shared<std::vector<std::byte>>(4096);
     ++open_handles_;
@@ -59,6 +61,7 @@ class FakeDevice : public Device {
                         std::shared_ptr<void>(nullptr, [this, memory](void*) { --open_handles_; })};
   }
   absl::StatusOr<SharedMemory> AllocateShared(uint64_t bytes) override {
+    if (lost_) return Lost();
     auto memory = std::make_shared<std::vector<std::byte>>(bytes);
     return SharedMemory{memory->data(), bytes, std::string(64, 'h'), memory};
   }

@@ -35,6 +35,16 @@ TEST(ChunkPlanTest, SlicesAChunkThatFitsOnlyAsDz) {
   EXPECT_LE(RegionBytes(request, slices), request.budget);
 }
 
+// grad_weight in fp32 is added up over chunks by the products themselves.
+TEST(ChunkPlanTest, KeepsChunksInPlaceWhereSlicesAreNotWanted) {
+  ChunkRequest request = Request(8192, 2200000000 - (16 << 20) - 100000);
+  request.one_slice = true;
+  ChunkPlan plan;
+  ASSERT_TRUE(PlanChunks(request, 2048, &plan));
+  EXPECT_EQ(plan.chunks, (std::vector<int64_t>{4096, 4096}));
+  EXPECT_EQ(plan.slices, (std::vector<std::vector<int64_t>>{{4096}, {4096}}));
+}
+
 TEST(ChunkPlanTest, CutsEqualChunksWhereOneDoesNotFit) {
   ChunkPlan plan;
   const ChunkRequest request = Request(16384, 2200000000 - (16 << 20));
