@@ -22,6 +22,11 @@ absl::StatusOr<SocketLock> SocketLock::Take(const std::string& path) {
   const std::string file = absl::StrCat(path, ".lock");
   while (true) {
     UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!fd && errno == ENOENT) {
+      return absl::UnavailableError(
+          absl::StrCat("the folder of ", path,
+                       " does not exist: make it, or choose another --listen unix:/path.sock"));
+    }
     if (!fd) return absl::UnavailableError(absl::StrCat(file, ": ", std::strerror(errno)));
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       return ReasonError(absl::StatusCode::kFailedPrecondition, "ADDRESS_IN_USE",

@@ -1,6 +1,7 @@
 #include "client/conformance/fields.h"
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 #include "lossd/v1/options.pb.h"
 #include "lossd/v1/service.pb.h"
@@ -84,7 +85,11 @@ std::string ShortEnumName(const EnumValueDescriptor* value) {
 const EnumValueDescriptor* FindEnumValue(const EnumDescriptor* type, absl::string_view name) {
   for (int i = 0; i < type->value_count(); ++i) {
     const EnumValueDescriptor* value = type->value(i);
-    if (value->name() == name || ShortEnumName(value) == name) return value;
+    // In either case: Python writes "count", the vectors "COUNT".
+    if (absl::EqualsIgnoreCase(value->name(), name) ||
+        absl::EqualsIgnoreCase(ShortEnumName(value), name)) {
+      return value;
+    }
   }
   return nullptr;
 }

@@ -3,7 +3,7 @@
 //   auto client = lossd::Client::Connect({.address = "unix:/run/lossd/lossd.sock"});
 //   auto hidden = (*client)->CreateBuffer(bytes);              // memory that both processes see
 //   lossd::v1::LinearCrossEntropy op;
-//   *op.mutable_linear()->mutable_hidden() = (*hidden)->Tensor(lossd::DType::kF32, {n, h});
+//   *op.mutable_linear()->mutable_hidden() = (*hidden)->Tensor(lossd::v1::F32, {n, h});
 //   auto reply = (*client)->Run(op);                           // absl::StatusOr<lossd::v1::OpReply>
 //
 // Errors carry lossd.v1.ErrorDetail (kernels/core/error.h is not needed: see client/cpp/status.h).

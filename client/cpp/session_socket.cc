@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "client/cpp/frames.h"
 #include "client/cpp/status.h"
@@ -20,7 +21,10 @@ absl::Status ConnectError(const std::string& path, int error) {
   const std::string text = absl::StrCat(path, ": ", strerror(error));
   if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(text);
   if (error == ENOENT || error == ECONNREFUSED) {
-    return absl::UnavailableError(absl::StrCat(text, ": no lossd listens there"));
+    const absl::string_view address = absl::StripSuffix(path, ".session");
+    return absl::UnavailableError(absl::StrCat("no lossd listens at unix:", address, " (",
+                                               strerror(error),
+                                               "): start one with lossd --listen unix:", address));
   }
   return absl::UnavailableError(text);
 }

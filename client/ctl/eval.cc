@@ -46,7 +46,13 @@ absl::StatusOr<WantedOutput> ParseOutput(const json& value) {
 }
 
 absl::StatusOr<v1::Op> ParseRequest(const std::string& text) {
-  const json request = json::parse(text, nullptr, false);
+  json request;
+  try {
+    request = json::parse(text);
+  } catch (const json::parse_error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the request must be a JSON object: ", error.what()));
+  }
   if (!request.is_object()) return absl::InvalidArgumentError("the request must be a JSON object");
   for (const auto& [key, value] : request.items()) {
     if (key != "op" && key != "inputs" && key != "options" && key != "outputs") {

@@ -1,4 +1,4 @@
-// The row pass. A row belongs to a cluster of up to 8 blocks of 512 threads; each block keeps its slice of the row's fp32 logits in
+// The row pass. A row belongs to a cluster of up to 8 blocks of 256 threads; each block keeps its slice of the row's fp32 logits in
 // shared memory, so that they are read once (4 V bytes) and dz is written once (2 or 4 V bytes). A cluster takes one row after the other
 // and fetches the next one into the places that the gradient sweep has just read. Rows that do not fit are read up to three times by one
 // block. Sums are made in fp32 in an order that depends on V alone: thread, warp, block, cluster.
@@ -14,10 +14,10 @@
 
 namespace lossd {
 
-inline constexpr int kRowThreads = 512;
+inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / 32;
 // Vectors of 4 logits that a thread has in flight.
-inline constexpr int kRowLoads = 4;
+inline constexpr int kRowLoads = 8;
 // exp of it is 0, and 0 times it is 0: stands for -infinity where both are multiplied.
 inline constexpr float kLowest = -200.0f;
 inline constexpr float kLog2E = 1.4426950408889634f;
@@ -124,7 +124,8 @@ struct LogitTransform {
   }
 };
 
-// A block's part of one row.
+// A block's part of one row. kLean: the common case alone, for which IsLean stands, with registers for nothing else.
+template <bool kLean>
 class RowBlock {
  public:
   __device__ RowBlock(const RowLaunch& launch, float* dynamic, int rank, int64_t r, int64_t row)
@@ -154,20 +155,20 @@ class RowBlock {
   // Raw logits of four columns, with bias. Columns from end_ on hold anything.
   __device__ float4 LoadVector(int j) const {
     float4 v = __ldcs(reinterpret_cast<const float4*>(source_ + j));
-    if (pass_.head.bias) AddBias(j, &v);
+    if (HasBias()) AddBias(j, &v);
     return v;
   }
   __device__ float4 Vector(int j) const {
-    return on_chip_ ? *reinterpret_cast<const float4*>(buffer_ + (j - begin_)) : LoadVector(j);
+    return OnChip() ? *reinterpret_cast<const float4*>(buffer_ + (j - begin_)) : LoadVector(j);
   }
   __device__ float Raw(int j) const {
-    if (on_chip_) return buffer_[j - begin_];
-    return source_[j] + (pass_.head.bias ? Bias(j) : 0.0f);
+    if (OnChip()) return buffer_[j - begin_];
+    return source_[j] + (HasBias() ? Bias(j) : 0.0f);
   }
 
   // Starts to copy the slice of a row to shared memory. A thread copies the vectors that it reads in every later sweep.
   __device__ void Fetch() const {
-    if (on_chip_) FetchRow(source_);
+    if (OnChip()) FetchRow(source_);
   }
   __device__ void FetchRow(const float* row) const {
     for (int j = FirstColumn(); j < end_; j += kStep) FetchVector(buffer_ + (j - begin_), row + j);
@@ -175,14 +176,20 @@ class RowBlock {
 
   // Waits for Fetch; the thread's maximum of z.
   __device__ float Load(bool want_max) {
-    return on_chip_ ? LoadFetched(want_max) : want_max ? LoadDirectly() : -INFINITY;
+    if constexpr (kLean) {
+      return LoadFetched(want_max);
+    } else {
+      return on_chip_ ? LoadFetched(want_max) : want_max ? LoadDirectly() : -INFINITY;
+    }
   }
 
   // The thread's sums. NaN in sum_exp: the row is degenerate. The variants differ in what they leave out, not in a bit of the rest.
   __device__ RowSums Sum(float max, bool all) const {
-    if (pass_.column_weight != nullptr) return SumColumns<Slope::kCap, true, true>(max);
-    if (transform_.cap > 0) return SumColumns<Slope::kCap, true, false>(max);
-    if (all) return SumColumns<Slope::kAny, true, false>(max);
+    if constexpr (!kLean) {
+      if (pass_.column_weight != nullptr) return SumColumns<Slope::kCap, true, true>(max);
+      if (transform_.cap > 0) return SumColumns<Slope::kCap, true, false>(max);
+      if (all) return SumColumns<Slope::kAny, true, false>(max);
+    }
     // Products with 1 are exact: nothing changes where they are left out.
     const bool one = transform_.scale == 1 && transform_.inverse_temperature == 1;
     return one ? SumColumns<Slope::kOne, false, false>(max)
@@ -194,6 +201,13 @@ class RowBlock {
   // What lies between a raw logit and z: nothing, factors, perhaps a cap.
   enum class Slope { kOne, kAny, kCap };
 
+  __device__ bool OnChip() const { return kLean || on_chip_; }
+  __device__ bool HasBias() const { return !kLean && pass_.head.bias; }
+  __device__ bool HasCap() const { return !kLean && transform_.cap > 0; }
+  __device__ float ToZ(float raw) const {
+    return HasCap() ? transform_.template Apply<true>(raw) : transform_.template Apply<false>(raw);
+  }
+
   __device__ int FirstColumn() const { return begin_ + 4 * static_cast<int>(threadIdx.x); }
 
   // Maxima of raw logits, which keep their order, and of z.
@@ -202,7 +216,7 @@ class RowBlock {
     float z = -INFINITY;
   };
   __device__ void AddVector(const float4& v, int j, Maxima* maxima) const {
-    if (transform_.cap == 0 && j + 4 <= end_) {
+    if (!HasCap() && j + 4 <= end_) {
       // Products with positive numbers keep the order: one transform of the largest is enough.
       maxima->raw = MaxOrNan(maxima->raw, MaxOrNan(MaxOrNan(v.x, v.y), MaxOrNan(v.z, v.w)));
       return;
@@ -210,22 +224,22 @@ class RowBlock {
     const float raw[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (j + i < end_) maxima->z = MaxOrNan(maxima->z, transform_(raw[i]));
+      if (j + i < end_) maxima->z = MaxOrNan(maxima->z, ToZ(raw[i]));
     }
   }
   __device__ float Largest(const Maxima& maxima) const {
-    return transform_.cap > 0 ? maxima.z : MaxOrNan(maxima.z, transform_.Apply<false>(maxima.raw));
+    return HasCap() ? maxima.z : MaxOrNan(maxima.z, ToZ(maxima.raw));
   }
 
   __device__ float LoadFetched(bool want_max) {
     WaitForFetches();
     Maxima maxima;
-    if (!want_max && !pass_.head.bias) return -INFINITY;
+    if (!want_max && !HasBias()) return -INFINITY;
 #pragma unroll 4
     for (int j = FirstColumn(); j < end_; j += kStep) {
       float4* place = reinterpret_cast<float4*>(buffer_ + (j - begin_));
       float4 v = *place;
-      if (pass_.head.bias) {
+      if (HasBias()) {
         AddBias(j, &v);
         *place = v;
       }
@@ -255,7 +269,7 @@ class RowBlock {
   template <Slope kSlope>
   __device__ float Transform(float raw) const {
     if (kSlope == Slope::kOne) return raw;
-    return kSlope == Slope::kCap ? transform_(raw) : transform_.Apply<false>(raw);
+    return kSlope == Slope::kCap ? ToZ(raw) : transform_.template Apply<false>(raw);
   }
 
   template <Slope kSlope, bool kAll, bool kWeighted>
@@ -271,14 +285,14 @@ class RowBlock {
 #pragma unroll
         for (int i = 0; i < 4; ++i) z[i] = Transform<kSlope>(z[i]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums.AddColumn<kAll>(__fsub_rn(z[i], max));
+        for (int i = 0; i < 4; ++i) sums.template AddColumn<kAll>(__fsub_rn(z[i], max));
         has_max = kAll && fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])) == max;
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (i >= columns) continue;
           z[i] = Transform<kSlope>(z[i]);
-          sums.AddColumn<kAll>(__fsub_rn(z[i], max));
+          sums.template AddColumn<kAll>(__fsub_rn(z[i], max));
           has_max = kAll && (has_max || z[i] == max);
         }
       }
@@ -324,13 +338,24 @@ class RowBlock {
 };
 
 // The gradient of one row's columns.
-class RowGradient : public RowBlock {
+template <bool kLean>
+class RowGradient : public RowBlock<kLean> {
+  using Block = RowBlock<kLean>;
+  using Block::begin_;
+  using Block::buffer_;
+  using Block::end_;
+  using Block::pass_;
+  using Block::row_;
+  using Block::target_;
+  using Block::transform_;
+  using Block::written_end_;
+
  public:
   // `next`: logits of the row that this block's sweep fetches as it goes; may be null.
-  __device__ RowGradient(const RowBlock& block, const RowAnswer& answer, const float* next)
-      : RowBlock(block), answer_(answer), zero_(answer.coefficients.IsZero()), next_(next) {
+  __device__ RowGradient(const Block& block, const RowAnswer& answer, const float* next)
+      : Block(block), answer_(answer), zero_(answer.coefficients.IsZero()), next_(next) {
     const RowCoefficients& k = answer.coefficients;
-    plain_ = !zero_ && k.c != 0 && k.u == 0 && k.h == 0 && transform_.cap == 0;
+    plain_ = !zero_ && k.c != 0 && k.u == 0 && k.h == 0 && !this->HasCap();
     slope_ = transform_.scale * transform_.inverse_temperature;
     plain_factor_ = k.c * answer.inverse_sum * slope_;
     plain_slope_ = slope_ * kLog2E;
@@ -342,7 +367,7 @@ class RowGradient : public RowBlock {
   __device__ float Base(float raw, int j) const {
     if (zero_) return 0;
     const RowCoefficients& k = answer_.coefficients;
-    const float d = transform_(raw) - answer_.max;
+    const float d = this->ToZ(raw) - answer_.max;
     const float p = (kAccurate ? expf(d) : __expf(d)) * answer_.inverse_sum;
     float g = k.c != 0 ? k.c * p : 0.0f;
     if (k.u != 0) {
@@ -366,7 +391,7 @@ class RowGradient : public RowBlock {
     float g = Base<true>(raw, j);
     if (j == target_) g -= answer_.coefficients.a;
     const RowColumns& columns = pass_.columns;
-    if (columns.d_ids_logprob) {
+    if (!kLean && columns.d_ids_logprob) {
       const float* d = columns.d_ids_logprob.Row<const float>(row_);
       for (int64_t k = 0; k < columns.ids.width; ++k) {
         if (columns.ids.Index(row_, k) - pass_.head.vocab_start == j) g += d[k];
@@ -378,7 +403,7 @@ class RowGradient : public RowBlock {
   // Writes all columns, then the special ones. All threads of the block must call.
   __device__ float Run(void* dz_row, float scale, float target_raw) {
     float largest = 0;
-    switch (pass_.dz_mode) {
+    switch (kLean ? DzMode::kBF16 : pass_.dz_mode) {
       case DzMode::kF32:
         Sweep<true>([&](int j, const float* g) {
           *reinterpret_cast<float4*>(static_cast<float*>(dz_row) + j) =
@@ -410,8 +435,8 @@ class RowGradient : public RowBlock {
         return 0;
     }
     __syncthreads();
-    const bool has_ids = pass_.columns.d_ids_logprob.present;
-    if (threadIdx.x == 0 && Owns(target_) && (answer_.coefficients.a != 0 || has_ids)) {
+    const bool has_ids = !kLean && pass_.columns.d_ids_logprob.present;
+    if (threadIdx.x == 0 && this->Owns(target_) && (answer_.coefficients.a != 0 || has_ids)) {
       largest = fmaxf(largest, Put(dz_row, scale, target_, target_raw));
     }
     if (!has_ids) return largest;
@@ -424,7 +449,7 @@ class RowGradient : public RowBlock {
       for (int64_t before = 0; before < k; ++before) first = first && ids.Index(row_, before) != id;
       if (!first) continue;
       const int j = static_cast<int>(column);
-      largest = fmaxf(largest, Put(dz_row, scale, j, on_chip_ ? Raw(j) : buffer_[k]));
+      largest = fmaxf(largest, Put(dz_row, scale, j, this->OnChip() ? this->Raw(j) : buffer_[k]));
     }
     return largest;
   }
@@ -443,15 +468,15 @@ class RowGradient : public RowBlock {
     for (int j0 = begin_; j0 < written_end_; j0 += 4 * kRowThreads) {
       const int j = j0 + 4 * threadIdx.x;
       float g[4] = {0, 0, 0, 0};
-      if (!kAccurate && plain_ && j + 4 <= end_) {
+      if (!kAccurate && plain_ && j < end_) {
         // c p alone, as in cross entropy and policy losses without an entropy term: two operations and an exponential.
-        const float4 v = Vector(j);
+        const float4 v = this->Vector(j);
         g[0] = Plain(v.x);
-        g[1] = Plain(v.y);
-        g[2] = Plain(v.z);
-        g[3] = Plain(v.w);
-      } else if (j < end_) {
-        const float4 v = Vector(j);
+        g[1] = j + 1 < end_ ? Plain(v.y) : 0.0f;
+        g[2] = j + 2 < end_ ? Plain(v.z) : 0.0f;
+        g[3] = j + 3 < end_ ? Plain(v.w) : 0.0f;
+      } else if (!kLean && j < end_) {
+        const float4 v = this->Vector(j);
         g[0] = Column<kAccurate>(v.x, j);
         g[1] = Column<kAccurate>(v.y, j + 1);
         g[2] = Column<kAccurate>(v.z, j + 2);
@@ -459,16 +484,16 @@ class RowGradient : public RowBlock {
       }
       if (next_ != nullptr && j < end_) FetchVector(buffer_ + (j - begin_), next_ + j);
       // In place, dz of these columns falls on logits of earlier columns and of these: all must have been read.
-      if (!on_chip_) __syncthreads();
+      if (!this->OnChip()) __syncthreads();
       if (j < written_end_) store(j, g);
     }
   }
 
   __device__ float Put(void* dz_row, float scale, int j, float raw) const {
     const float g = Entry(raw, j);
-    if (pass_.dz_mode == DzMode::kF32) {
+    if (!kLean && pass_.dz_mode == DzMode::kF32) {
       StoreReal(dz_row, DType::kF32, j, g);
-    } else if (pass_.dz_mode == DzMode::kBF16) {
+    } else if (kLean || pass_.dz_mode == DzMode::kBF16) {
       StoreReal(dz_row, DType::kBF16, j, g);
     } else if (pass_.dz_mode == DzMode::kF16) {
       StoreReal(dz_row, DType::kF16, j, g * scale);

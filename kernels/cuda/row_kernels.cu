@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 #include <variant>
 
 #include "kernels/cuda/row_kernel.cuh"
@@ -95,8 +96,8 @@ __device__ RowStatistics MakeStatistics(const RowPass& pass, const RowSums& sums
 }
 
 // log p of the row's ids and of its largest logits.
-__device__ void WriteColumns(const RowPass& pass, const RowBlock& block, const RowAnswer& answer,
-                             int64_t row, int rank) {
+__device__ void WriteColumns(const RowPass& pass, const RowBlock<false>& block,
+                             const RowAnswer& answer, int64_t row, int rank) {
   const RowColumns& columns = pass.columns;
   if (columns.ids_logprob) {
     float* out = columns.ids_logprob.Row<float>(row);
@@ -159,9 +160,9 @@ __device__ bool IsLive(const RowPass& pass, const RowCoefficients& coefficients,
 }
 
 // The statistics and the coefficients of a row, in `shared->answer` of all its blocks.
-template <class Program>
+template <class Program, bool kLean>
 __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const Cluster& cluster,
-                          RowBlock* block, RowShared* shared, int64_t r, int64_t row) {
+                          RowBlock<kLean>* block, RowShared* shared, int64_t r, int64_t row) {
   const RowPass& pass = launch.pass;
   const bool leader = cluster.rank() == 0 && threadIdx.x == 0;
   const float thread_max = block->Load(!Program::kKnowsStatistics);
@@ -198,7 +199,7 @@ __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const
     answer.log_sum = logf(stats.sum_exp);
     answer.degenerate = stats.degenerate;
     if (pass.live != nullptr) pass.live[r] = IsLive(pass, answer.coefficients, row) ? 1 : 0;
-    if (pass.dz_mode == DzMode::kMeasure) {
+    if (!kLean && pass.dz_mode == DzMode::kMeasure) {
       pass.stored[row] = {answer.coefficients, stats.max, stats.sum_exp};
     }
     for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared->answer, b) = answer;
@@ -208,7 +209,7 @@ __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const
 
 // A cluster takes rows r, r + clusters, ... What a block leaves in its `shared` for others has been read two cluster barriers later, and
 // there are two in each row.
-template <class Program>
+template <class Program, bool kLean>
 __global__ void __launch_bounds__(kRowThreads, 3)
     RowKernel(const __grid_constant__ RowLaunch launch, const __grid_constant__ Program program) {
   extern __shared__ float4 dynamic[];
@@ -218,7 +219,8 @@ __global__ void __launch_bounds__(kRowThreads, 3)
   float* buffer = reinterpret_cast<float*>(dynamic);
   const int64_t clusters = gridDim.x / launch.shape.cluster;
   const bool stopped = pass.record->code != 0;
-  const bool has_ids = pass.columns.d_ids_logprob.present;
+  const bool on_chip = kLean || launch.shape.on_chip;
+  const bool has_ids = !kLean && pass.columns.d_ids_logprob.present;
   bool fetched = false;
   for (int64_t r = blockIdx.x / launch.shape.cluster; r < pass.rows; r += clusters) {
     const int64_t row = pass.index[r];
@@ -229,7 +231,7 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       if (pass.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) pass.live[r] = 0;
       continue;
     }
-    RowBlock block(launch, buffer, cluster.rank(), r, row);
+    RowBlock<kLean> block(launch, buffer, cluster.rank(), r, row);
     if (!fetched) {
       // The row before has been read by all threads.
       __syncthreads();
@@ -237,18 +239,18 @@ __global__ void __launch_bounds__(kRowThreads, 3)
     }
     AnswerRow(launch, program, cluster, &block, &shared, r, row);
     const RowAnswer answer = shared.answer;
-    WriteColumns(pass, block, answer, row, cluster.rank());
+    if constexpr (!kLean) WriteColumns(pass, block, answer, row, cluster.rank());
     // Entries of ids are made from the slice after the sweep.
-    fetched = launch.shape.on_chip && !has_ids && r + clusters < pass.rows;
+    fetched = on_chip && !has_ids && r + clusters < pass.rows;
     const float* next = fetched ? pass.logits + (r + clusters) * pass.logits_stride : nullptr;
     if (pass.dz_mode == DzMode::kNone) {
       // WriteColumns reads what other threads fetched.
-      fetched = fetched && !pass.columns.ids_logprob;
+      fetched = fetched && (kLean || !pass.columns.ids_logprob);
       if (fetched) block.FetchRow(next);
       continue;
     }
 
-    if (!launch.shape.on_chip && has_ids) {
+    if (!on_chip && has_ids) {
       // dz will cover the logits: keep those of the ids.
       for (int k = threadIdx.x; k < pass.columns.ids.width; k += kRowThreads) {
         const int column = static_cast<int>(pass.columns.ids.Index(row, k) - pass.head.vocab_start);
@@ -256,11 +258,11 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       }
     }
     __syncthreads();
-    const float scale = pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
+    const float scale = !kLean && pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
     const float largest =
-        RowGradient(block, answer, next)
-            .Run(WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
-    if (pass.dz_mode != DzMode::kMeasure) continue;
+        RowGradient<kLean>(block, answer, next)
+            .Run(kLean || WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
+    if (kLean || pass.dz_mode != DzMode::kMeasure) continue;
     const float warp_largest = WarpMax(largest);
     if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));
   }
@@ -276,9 +278,18 @@ bool ReadsAllSums(const CrossEntropyRows& rows) {
   return rows.entropy || rows.argmax || rows.metrics || rows.smoothing != 0;
 }
 
-template <class Program>
-cudaError_t Launch(const RowPass& pass, const Program& program, const RowShape& shape,
-                   cudaStream_t stream) {
+// Cross entropy that asks for its loss, log-probabilities and gradients in bf16, and for nothing rarer.
+bool IsLean(const RowPass& pass, const CrossEntropyRows& program, const RowShape& shape) {
+  const RowColumns& columns = pass.columns;
+  return shape.on_chip && !pass.head.bias && pass.head.softcap <= 0 &&
+         pass.column_weight == nullptr && !columns.ids_logprob && !columns.d_ids_logprob &&
+         !columns.topk_ids && !columns.topk_logprob && !ReadsAllSums(program) &&
+         (pass.dz_mode == DzMode::kNone || pass.dz_mode == DzMode::kBF16);
+}
+
+template <bool kLean, class Program>
+cudaError_t LaunchKernel(const RowPass& pass, const Program& program, const RowShape& shape,
+                         cudaStream_t stream) {
   if (pass.rows == 0) return cudaSuccess;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(pass.rows * shape.cluster));
@@ -296,28 +307,47 @@ cudaError_t Launch(const RowPass& pass, const Program& program, const RowShape& 
     // As many clusters as run at once: each fetches its next row while it writes the present one.
     int resident = 0;
     const cudaError_t error =
-        cudaOccupancyMaxActiveClusters(&resident, RowKernel<Program>, &config);
+        cudaOccupancyMaxActiveClusters(&resident, RowKernel<Program, kLean>, &config);
     if (error != cudaSuccess) return error;
     if (resident > 0 && resident < pass.rows) {
       config.gridDim = dim3(static_cast<unsigned>(resident * shape.cluster));
     }
   }
-  return cudaLaunchKernelEx(&config, RowKernel<Program>,
+  return cudaLaunchKernelEx(&config, RowKernel<Program, kLean>,
                             RowLaunch{pass, shape, ReadsAllSums(program)}, program);
 }
 
 template <class Program>
-cudaError_t Prepare(int64_t shared_limit) {
+cudaError_t Launch(const RowPass& pass, const Program& program, const RowShape& shape,
+                   cudaStream_t stream) {
+  if constexpr (std::is_same_v<Program, CrossEntropyRows>) {
+    if (IsLean(pass, program, shape)) return LaunchKernel<true>(pass, program, shape, stream);
+  }
+  return LaunchKernel<false>(pass, program, shape, stream);
+}
+
+template <class Program, bool kLean>
+cudaError_t PrepareKernel(int64_t shared_limit) {
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, RowKernel<Program>);
+  cudaError_t error = cudaFuncGetAttributes(&attributes, RowKernel<Program, kLean>);
   if (error != cudaSuccess) return error;
   // As many blocks on a multiprocessor as its shared memory has slices.
-  error = cudaFuncSetAttribute(RowKernel<Program>, cudaFuncAttributePreferredSharedMemoryCarveout,
+  error = cudaFuncSetAttribute(RowKernel<Program, kLean>,
+                               cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;
   return cudaFuncSetAttribute(
-      RowKernel<Program>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      RowKernel<Program, kLean>, cudaFuncAttributeMaxDynamicSharedMemorySize,
       static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
+}
+
+template <class Program>
+cudaError_t Prepare(int64_t shared_limit) {
+  if constexpr (std::is_same_v<Program, CrossEntropyRows>) {
+    const cudaError_t error = PrepareKernel<Program, true>(shared_limit);
+    if (error != cudaSuccess) return error;
+  }
+  return PrepareKernel<Program, false>(shared_limit);
 }
 
 template <class... Programs>

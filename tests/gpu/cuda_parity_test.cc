@@ -273,11 +273,20 @@ TEST_F(ParityTest, ManyRows) {
 }
 
 // A row's log-probability has the same bits in any call, by any operation.
-TEST(InvarianceTest, LogprobDoesNotDependOnTheCall) {
+struct InvarianceCase {
+  const char* inputs;
+  int64_t vocab;
+};
+
+class InvarianceTest : public testing::TestWithParam<InvarianceCase> {};
+
+TEST_P(InvarianceTest, LogprobDoesNotDependOnTheCall) {
   CudaRunner runner(uint64_t{256} << 20);
   CudaRunner small(uint64_t{64} << 20);
-  const OptionCase whole_case = {"LinearCrossEntropy", "target bias", "", "", ""};
-  const v1::Op whole = BuildCase(runner.registry(), whole_case, {700, 128, 4099, 0}, v1::BF16);
+  const OptionCase whole_case = {"LinearCrossEntropy", GetParam().inputs, "", "", ""};
+  v1::Op whole =
+      BuildCase(runner.registry(), whole_case, {700, 128, GetParam().vocab, 0}, v1::BF16);
+  whole.mutable_linear_cross_entropy()->clear_entropy();
   const auto reference = RunBy(runner, Way::kInMemory, whole, true);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const std::string want = reference->outputs().at("logprob").inline_data();
@@ -307,6 +316,36 @@ TEST(InvarianceTest, LogprobDoesNotDependOnTheCall) {
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_TRUE(alone->outputs().at("logprob").inline_data() == want.substr(kFirst * 4, kCount * 4));
 }
+
+// Also where rows are fetched while the row before is written, and without the statistics that only an entropy needs.
+TEST_P(InvarianceTest, EveryRunHasTheSameBits) {
+  LocalRunner cpu(uint64_t{1} << 30);
+  CudaRunner runner(uint64_t{256} << 20);
+  const OptionCase option_case = {"LinearCrossEntropy", GetParam().inputs, "", "", ""};
+  v1::Op op = BuildCase(runner.registry(), option_case, {700, 128, GetParam().vocab, 0}, v1::BF16);
+  op.mutable_linear_cross_entropy()->clear_entropy();
+  const auto want = cpu.Run(op);
+  ASSERT_TRUE(want.ok()) << want.status();
+  const auto first = RunBy(runner, Way::kInMemory, op);
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (const auto& [name, tensor] : want->outputs()) {
+    EXPECT_LE(Distance(first->outputs().at(name), tensor, false), ToleranceOf(name, v1::BF16))
+        << name;
+  }
+  for (int i = 0; i < 5; ++i) {
+    const auto again = RunBy(runner, Way::kInMemory, op);
+    ASSERT_TRUE(again.ok()) << again.status();
+    for (const auto& [name, tensor] : first->outputs()) {
+      EXPECT_TRUE(tensor.inline_data() == again->outputs().at(name).inline_data()) << name;
+    }
+  }
+}
+
+// A row in one block; and in a cluster, of which there are fewer than rows. With a bias by the kernel for everything.
+INSTANTIATE_TEST_SUITE_P(Cuda, InvarianceTest,
+                         testing::Values(InvarianceCase{"target bias", 4099},
+                                         InvarianceCase{"target bias", 18501},
+                                         InvarianceCase{"target", 18501}));
 
 }  // namespace
 }  // namespace lossd

@@ -21,7 +21,12 @@ _FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "policy_loss")
 
 
 def __getattr__(name):
-    if name in _FUNCTIONAL:  # torch is imported only by those who use it
-        from . import functional
-        return getattr(functional, name)
+    if name == "functional" or name in _FUNCTIONAL:  # torch is imported only by those who use it
+        import importlib
+        functional = importlib.import_module(".functional", __name__)
+        return functional if name == "functional" else getattr(functional, name)
     raise AttributeError(f"module 'lossd' has no attribute '{name}'")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__, "functional"})

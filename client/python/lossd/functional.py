@@ -52,6 +52,9 @@ class _Call:
         unknown = sorted(set(self.options) - set(self.op.fields) - set(ENVELOPE))
         if unknown:
             raise TypeError(f"{op_name}() got an unexpected keyword argument '{unknown[0]}'")
+        for name, value in self.options.items():
+            if enabled and isinstance(value, torch.Tensor) and value.requires_grad:
+                raise field_error(name, "a tensor without requires_grad: no gradient flows to it (detach it)", "one with it")
 
     def main_grad(self, name):
         owner = self.owners.get(name)
