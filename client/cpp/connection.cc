@@ -137,7 +137,8 @@ absl::Status Connection::Judge(const grpc::Status& grpc_status) {
     if (absl::IsUnauthenticated(status)) lost_ = true;
     return status;
   }
-  if (absl::IsUnavailable(status)) return Lost(status.message());
+  // This side cancels no call that somebody waits for: a bare CANCELLED is gRPC shutting down under the call.
+  if (absl::IsUnavailable(status) || absl::IsCancelled(status)) return Lost(status.message());
   return Prefix(address_.text, status);
 }
 

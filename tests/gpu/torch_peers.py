@@ -181,6 +181,7 @@ def compare(client, quick):
             logits.t() @ hidden
     report("cross entropy, N 4096, H 4096, V 128256, bf16, forward + backward", ["three products (torch)", "lossd", "torch eager"],
            [products, step(lossd_ce), step(eager_ce)], 5 if quick else 8)
+    hidden.grad = weight.grad = None
     eager_ce().backward()
     peer = hidden.grad.clone(), weight.grad.clone()
     hidden.grad = weight.grad = None
