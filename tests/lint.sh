@@ -30,7 +30,7 @@ todo=$(grep -nwE 'TODO|FIXME|XXX' "${sources[@]}" | grep -vE 'TODO\(#[0-9]+\)')
 [ -z "$todo" ] || complain "TODO without an issue: $todo"
 
 # Words that speak of a machine rather than of the project.
-paths=$(grep -nE '/work/|/root/|/tmp/b' "${sources[@]}" Makefile README.md CMakeLists.txt deploy -r 2>/dev/null)
+paths=$(grep -nE '/(home|root|Users)/[a-z]' "${sources[@]}" Makefile README.md CMakeLists.txt deploy -r 2>/dev/null)
 [ -z "$paths" ] || complain "machine paths: $paths"
 
 # usage: lint.sh [build directory]: with one, the generated reference is compared too.
