@@ -209,7 +209,7 @@ def policy_loss(hidden, weight, target, *, client, kind, bias=None, backward=Non
     """Policy-gradient loss of a linear head: PPO, GRPO and its relatives, REINFORCE; KL to a reference, entropy, importance weights.
 
     Args:
-      kind: "ppo" (also GRPO, DAPO, BNPO, Dr.GRPO, which differ in the aggregation) or "reinforce".
+      kind: "ppo" (also GRPO, DAPO, BNPO, Dr.GRPO, which differ in the aggregation), "reinforce" or "gpg" (the same formula).
       backward, d_loss: see the module.
       want: None returns the loss; a sequence of names among "row_loss", "ratio", "importance_weight", "kl", "logprob", "lse", "entropy"
         (may be empty) returns (loss, reply): outputs, `reply.metrics`, `reply.sum`, `reply.count`.
