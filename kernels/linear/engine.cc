@@ -115,9 +115,10 @@ absl::Status HeadEngine::FillOutputs() {
   return RunStage(fill, fill.Instances());
 }
 
-absl::Status HeadEngine::RunHead(const RowProgram& program, const HeadOutputs& outputs) {
+HeadPass HeadEngine::MakePass(const HeadProblem& head, const RowProgram& program,
+                              const HeadOutputs& outputs) const {
   HeadPass pass;
-  pass.head = head_;
+  pass.head = head;
   pass.rows = rows_;
   pass.program = program;
   pass.columns = outputs.columns;
@@ -125,7 +126,26 @@ absl::Status HeadEngine::RunHead(const RowProgram& program, const HeadOutputs& o
   pass.column_weight = outputs.column_weight;
   pass.batch_invariant = call_->options.batch_invariant;
   pass.record = record_;
-  return backend_->head->RunHead(pass, &plan_);
+  return pass;
+}
+
+absl::Status HeadEngine::RunHead(const RowProgram& program, const HeadOutputs& outputs) {
+  return backend_->head->RunHead(MakePass(head_, program, outputs), &plan_);
+}
+
+absl::Status HeadEngine::RunOtherHead(const HeadProblem& head, const RowProgram& program) {
+  return backend_->head->RunHead(MakePass(head, program, HeadOutputs()), &plan_);
+}
+
+absl::Status HeadEngine::RunHeadTwice(const RowProgram& statistics,
+                                      const std::vector<StageRun>& between,
+                                      const RowProgram& gradient, const HeadOutputs& outputs) {
+  HeadOutputs first = outputs;
+  first.gradients = HeadGradients();
+  HeadOutputs second = outputs;
+  second.columns = RowColumns();
+  return backend_->head->RunHeadTwice(MakePass(head_, statistics, first), between,
+                                      MakePass(head_, gradient, second), &plan_);
 }
 
 PendingResult HeadEngine::Finish() {

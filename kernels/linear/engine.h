@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -46,6 +47,11 @@ class HeadEngine {
     return backend_->head->RunStage(stage, instances);
   }
   absl::Status RunHead(const RowProgram& program, const HeadOutputs& outputs);
+  // The same rows of another head (a reference, a teacher): statistics only.
+  absl::Status RunOtherHead(const HeadProblem& head, const RowProgram& program);
+  // `statistics` over all rows, the stages, then `gradient` with the outputs if these have gradients: see HeadBackend::RunHeadTwice.
+  absl::Status RunHeadTwice(const RowProgram& statistics, const std::vector<StageRun>& between,
+                            const RowProgram& gradient, const HeadOutputs& outputs);
 
   PendingResult Finish();
 
@@ -55,6 +61,8 @@ class HeadEngine {
 
   absl::Status CheckData();
   absl::Status FillOutputs();
+  HeadPass MakePass(const HeadProblem& head, const RowProgram& program,
+                    const HeadOutputs& outputs) const;
 
   const OpCall* call_;
   Backend* backend_;

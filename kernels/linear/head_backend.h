@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/core/result_record.h"
@@ -32,6 +33,12 @@ struct HeadPass {
   ResultRecord* record = nullptr;
 };
 
+// A stage and how often it runs.
+struct StageRun {
+  Stage stage;
+  int64_t instances = 0;
+};
+
 class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
@@ -46,6 +53,12 @@ class HeadBackend {
   // Errors: RESOURCE_EXHAUSTED if the workspace does not hold a chunk of the smallest size.
   // Appends to `plan` how it was done: "chunks=2x4096 ...".
   virtual absl::Status RunHead(const HeadPass& pass, std::string* plan) = 0;
+
+  // For objectives that need the statistics of all rows before the gradient of any: the sweep `first` (without gradients), the stages,
+  // and, if it has gradients, the sweep `second`, whose program knows the statistics. Both are of one head and the same rows, so that a
+  // backend may keep the logits between them where its workspace holds those of every row. This one multiplies twice.
+  virtual absl::Status RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
+                                    const HeadPass& second, std::string* plan);
 };
 
 }  // namespace lossd

@@ -1,5 +1,7 @@
 #include "kernels/ops/linear_policy_loss.h"
 
+#include <vector>
+
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/linear/bind_head.h"
@@ -33,6 +35,12 @@ absl::Status AllocateWorkspace(bool two_passes, HeadEngine* engine, PolicyProble
 }
 
 template <class S>
+StageRun MakeRun(const PolicyProblem& problem) {
+  const S stage{problem};
+  return {stage, stage.Instances()};
+}
+
+template <class S>
 absl::Status RunStage(const PolicyProblem& problem, HeadEngine* engine) {
   const S stage{problem};
   return engine->RunStage(stage, stage.Instances());
@@ -48,14 +56,11 @@ absl::Status RunOnePass(const PolicyProblem& problem, const HeadOutputs& outputs
 
 absl::Status RunTwoPasses(const PolicyProblem& problem, const HeadOutputs& outputs,
                           HeadEngine* engine) {
-  LOSSD_RETURN_IF_ERROR(engine->RunHead(PolicyStatisticsRows{problem.statistics}, HeadOutputs()));
-  LOSSD_RETURN_IF_ERROR(RunStage<PolicySequenceStage>(problem, engine));
-  LOSSD_RETURN_IF_ERROR(RunStage<PolicyStartStage>(problem, engine));
-  LOSSD_RETURN_IF_ERROR(RunStage<PolicyRowStage>(problem, engine));
-  LOSSD_RETURN_IF_ERROR(RunStage<PolicyEndStage>(problem, engine));
-  if (!outputs.gradients.any()) return absl::OkStatus();
+  const std::vector<StageRun> between = {
+      MakeRun<PolicySequenceStage>(problem), MakeRun<PolicyStartStage>(problem),
+      MakeRun<PolicyRowStage>(problem), MakeRun<PolicyEndStage>(problem)};
   const PolicyGradientRows gradient{problem.statistics, problem.d_logprob, problem.d_entropy};
-  return engine->RunHead(gradient, outputs);
+  return engine->RunHeadTwice(PolicyStatisticsRows{problem.statistics}, between, gradient, outputs);
 }
 
 }  // namespace
