@@ -264,11 +264,11 @@ absl::Status Call::RunEnqueued(Backend& backend) {
     // The device works in order, so the next op may use the workspace again.
     device.workspace().Reset();
     LaunchedOp launched;
-    absl::Status status = Launch(ops_[i], options, backend, &launched);
-    if (status.ok() && record_.base != nullptr) {
-      status = device.CopyWithin(record_.base + record_offset_ + i * sizeof(ResultRecord),
-                                 launched.pending.record, sizeof(ResultRecord));
+    if (record_.base != nullptr) {
+      std::byte* place = record_.base + record_offset_ + i * sizeof(ResultRecord);
+      options.record_copy = reinterpret_cast<ResultRecord*>(place);
     }
+    const absl::Status status = Launch(ops_[i], options, backend, &launched);
     if (!status.ok()) return AnnotateOp(status, ops_[i].op->name(), static_cast<int>(i));
     reply_->add_ops()->set_plan(launched.pending.plan);
   }

@@ -31,12 +31,6 @@ class RunReactor final : public grpc::ServerUnaryReactor {
   const std::shared_ptr<Call> call_;
 };
 
-class FailedStream final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply> {
- public:
-  explicit FailedStream(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
 grpc::ServerUnaryReactor* LossService::Run(grpc::CallbackServerContext* context,
@@ -53,11 +47,10 @@ grpc::ServerUnaryReactor* LossService::Run(grpc::CallbackServerContext* context,
   return reactor;
 }
 
-grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply>* LossService::RunStream(
-    grpc::CallbackServerContext* context) {
-  auto session = FindSession(*context, sessions_);
-  if (!session.ok()) return new FailedStream(session.status());
-  return new lossd::RunStream(context_, *std::move(session), streams_);
+void LossService::AcceptStream(grpc::ServerCompletionQueue* queue) {
+  auto* stream =
+      new lossd::RunStream(context_, sessions_, streams_, [this, queue] { AcceptStream(queue); });
+  stream->Accept(*this, queue);
 }
 
 grpc::ServerUnaryReactor* LossService::ListOps(grpc::CallbackServerContext* context,

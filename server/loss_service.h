@@ -16,7 +16,10 @@ struct ServerInfos {
   v1::ServerInfo tcp;
 };
 
-class LossService final : public v1::Losses::CallbackService {
+// RunStream is served by a StreamServer, the rest by gRPC's own threads.
+class LossService final
+    : public v1::Losses::WithCallbackMethod_Run<v1::Losses::WithCallbackMethod_ListOps<
+          v1::Losses::WithAsyncMethod_RunStream<v1::Losses::Service>>> {
  public:
   // All is borrowed.
   LossService(const CallContext& context, const SessionTable& sessions, const ServerInfos& infos)
@@ -24,12 +27,12 @@ class LossService final : public v1::Losses::CallbackService {
 
   grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::RunRequest* request,
                                 v1::RunReply* reply) override;
-  grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply>* RunStream(
-      grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* ListOps(grpc::CallbackServerContext* context,
                                     const v1::ListOpsRequest* request,
                                     v1::ListOpsReply* reply) override;
 
+  // Waits on the queue for a RunStream, and after each for another.
+  void AcceptStream(grpc::ServerCompletionQueue* queue);
   StreamSet& streams() { return streams_; }
 
  private:

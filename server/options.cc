@@ -148,11 +148,11 @@ const Flag kFlags[] = {
      [](absl::string_view v, Options* o) {
        return Set(ParseDuration(v, absl::Hours(1)), &o->drain_timeout);
      }},
-    {"spin", "DURATION", "0",
-     "How long the dispatcher looks for the next call before it sleeps; costs a core while it "
-     "lasts.",
+    {"spin", "DURATION", "1ms on a GPU, else 0",
+     "How long the threads of the call path look for the next call before they sleep; costs two "
+     "cores while it lasts.",
      [](absl::string_view v, Options* o) {
-       return Set(ParseDuration(v, absl::Seconds(1)), &o->spin);
+       return Set(ParseDuration(v, absl::Seconds(1)), &o->spin.emplace());
      }},
     {"parent-death", "[PID]", "off",
      "Stop when the process that started this one is gone. With its id also if it was gone before "

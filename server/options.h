@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "server/log.h"
 
 namespace lossd {
@@ -46,7 +47,7 @@ struct Options {
   absl::Duration ready_timeout = absl::Seconds(30);
   absl::Duration stream_timeout = absl::Seconds(30);
   absl::Duration drain_timeout = absl::Seconds(10);
-  absl::Duration spin = absl::ZeroDuration();
+  absl::optional<absl::Duration> spin;  // not set: by the backend
   bool parent_death = false;
   int64_t parent_pid = 0;  // with parent_death: the parent's id, where it was given
   LogLevel log_level = LogLevel::kInfo;

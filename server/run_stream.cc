@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/caller.h"
 #include "server/grpc_status.h"
 #include "server/rich_status.h"
 
@@ -21,16 +22,36 @@ void StreamSet::Close(const absl::Status& status) {
   for (RunStream* stream : streams_) stream->CloseWith(status);
 }
 
-RunStream::RunStream(const CallContext& context, std::shared_ptr<Session> session,
-                     StreamSet& streams)
-    : context_(context), session_(std::move(session)), streams_(streams) {
+void StreamSet::WaitUntilEmpty() {
+  std::unique_lock<std::mutex> lock(mu_);
+  changed_.wait(lock, [this] { return alive_ == 0; });
+}
+
+RunStream::RunStream(const CallContext& context, const SessionTable& sessions, StreamSet& streams,
+                     std::function<void()> accept_next)
+    : context_(context),
+      sessions_(sessions),
+      streams_(streams),
+      accept_next_(std::move(accept_next)) {
+  std::lock_guard<std::mutex> lock(streams_.mu_);
+  ++streams_.alive_;
+}
+
+RunStream::~RunStream() {
+  std::lock_guard<std::mutex> lock(streams_.mu_);
+  // Under the lock, so that who waits does not free the set before this has let go of it.
+  if (--streams_.alive_ == 0) streams_.changed_.notify_all();
+}
+
+void RunStream::OnAccepted() {
+  accept_next_();
+  auto session = FindSession(context(), sessions_);
+  if (session.ok()) session_ = *std::move(session);
   // StreamSet::Close waits until the first read has been started.
   std::lock_guard<std::mutex> set_lock(streams_.mu_);
   streams_.streams_.insert(this);
-  if (!streams_.closing_.ok()) {
-    CloseWith(streams_.closing_);
-    return;
-  }
+  const absl::Status& refusal = session.ok() ? streams_.closing_ : session.status();
+  if (!refusal.ok()) return CloseWith(refusal);
   Frame* read;
   {
     std::lock_guard<std::mutex> lock(mu_);
@@ -122,7 +143,7 @@ void RunStream::EndFrame(Frame* frame, const absl::Status& status) {
       answered_.push_back(frame);
     }
   }
-  // This thread is not gRPC's: nothing here may be touched that the stream's end could have deleted.
+  // This thread is not the queue's: nothing here may be touched that the stream's end could have deleted.
   if (write) StartWrite(&frame->reply);
   if (finish) Finish(ToGrpcStatus(end));
 }

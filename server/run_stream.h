@@ -2,9 +2,9 @@
 #ifndef LOSSD_SERVER_RUN_STREAM_H_
 #define LOSSD_SERVER_RUN_STREAM_H_
 
-#include <grpcpp/support/server_callback.h>
-
+#include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -13,7 +13,8 @@
 #include "absl/status/status.h"
 #include "lossd/v1/service.pb.h"
 #include "server/call.h"
-#include "server/session.h"
+#include "server/queued_stream.h"
+#include "server/session_table.h"
 
 namespace lossd {
 
@@ -24,27 +25,28 @@ class StreamSet {
  public:
   // Lets every stream answer what it has accepted, then ends it with `status`; also those that come later.
   void Close(const absl::Status& status);
+  // Until the last stream is gone, those that wait for a call included: after the server's Shutdown.
+  void WaitUntilEmpty();
 
  private:
   friend class RunStream;
   std::mutex mu_;
+  std::condition_variable changed_;
   // Guarded by mu_.
-  std::set<RunStream*> streams_;
+  std::set<RunStream*> streams_;  // that have a call
+  int alive_ = 0;                 // all
   absl::Status closing_;
 };
 
-// Deletes itself when the stream is done. gRPC and the dispatcher call it on their threads; nothing in it waits.
-class RunStream final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::StreamReply> {
+// Deletes itself when the stream is done. The queue's thread and the dispatcher call it; nothing in it waits.
+class RunStream final : public QueuedStream {
  public:
   // A stream with so many unanswered calls is not read from: flow control then stops the client.
   static constexpr int kMaxInFlight = 256;
 
-  RunStream(const CallContext& context, std::shared_ptr<Session> session, StreamSet& streams);
-
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
+  // `accept_next` is called when this one has a call: the queue needs another to wait for the next.
+  RunStream(const CallContext& context, const SessionTable& sessions, StreamSet& streams,
+            std::function<void()> accept_next);
 
  private:
   friend class StreamSet;
@@ -56,7 +58,14 @@ class RunStream final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::St
     std::shared_ptr<Call> call;
   };
 
-  ~RunStream() override = default;
+  ~RunStream() override;
+
+  void OnAccepted() override;
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
   void BeginFrame(Frame* frame);
   void EndFrame(Frame* frame, const absl::Status& status);
   void CloseWith(const absl::Status& status);
@@ -67,8 +76,10 @@ class RunStream final : public grpc::ServerBidiReactor<v1::StreamRequest, v1::St
   bool TakeFinishLocked(absl::Status* status);
 
   const CallContext& context_;
-  const std::shared_ptr<Session> session_;
+  const SessionTable& sessions_;
   StreamSet& streams_;
+  const std::function<void()> accept_next_;
+  std::shared_ptr<Session> session_;  // from OnAccepted on
 
   std::mutex mu_;
   // Guarded by mu_.

@@ -22,6 +22,7 @@ constexpr uint64_t kMessageSlackBytes = 1 << 20;
 // Works of the whole device, in sessions' queue depths.
 constexpr int kTotalDepthFactor = 16;
 constexpr int kMaxHandlerThreads = 64;
+constexpr absl::Duration kGpuSpin = absl::Milliseconds(1);
 
 std::chrono::system_clock::time_point In(absl::Duration duration) {
   return absl::ToChronoTime(absl::Now() + duration);
@@ -65,7 +66,11 @@ absl::Status Server::Init() {
   Dispatcher::Options queue;
   queue.session_depth = options_.queue_depth;
   queue.total_depth = options_.queue_depth * kTotalDepthFactor;
-  queue.spin = options_.spin;
+  // A GPU leaves the cores to those who wait for it; the CPU backend needs them itself.
+  if (!options_.spin) {
+    options_.spin = backend_->backend().device->is_host() ? absl::ZeroDuration() : kGpuSpin;
+  }
+  queue.spin = *options_.spin;
   dispatcher_ =
       std::make_unique<Dispatcher>(backend_->backend(), queue, [this](const absl::Status& status) {
         log_.Error("device_lost", {{"status", status}});
@@ -159,8 +164,10 @@ absl::Status Server::StartGrpc() {
   std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor =
       builder.experimental().AddExternalConnectionAcceptor(Builder::ExternalConnectionType::FROM_FD,
                                                            grpc::InsecureServerCredentials());
+  std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr) return absl::InternalError("gRPC does not start");
+  stream_server_ = std::make_unique<StreamServer>(*losses_, std::move(queue), *options_.spin);
   LOSSD_ASSIGN_OR_RETURN(
       listener_,
       Listener::Start(
@@ -218,8 +225,9 @@ void Server::Stop(absl::Duration grace) {
   if (grpc_ != nullptr) grpc_->Shutdown(In(grace));
   session_socket_ = nullptr;
   if (sessions_ != nullptr) sessions_->EndAll();
-  // Waits for the running call; its answer goes to a reactor that gRPC keeps until then.
+  // Waits for the running call; its answer goes to a stream or a reactor that lives until then.
   dispatcher_ = nullptr;
+  stream_server_ = nullptr;
   grpc_ = nullptr;
 }
 

@@ -23,6 +23,7 @@
 #include "server/session_socket.h"
 #include "server/session_table.h"
 #include "server/socket_lock.h"
+#include "server/stream_server.h"
 
 namespace grpc {
 class Server;
@@ -80,6 +81,7 @@ class Server {
   std::unique_ptr<SessionService> session_service_;
   std::unique_ptr<BufferService> buffers_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<StreamServer> stream_server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<SessionSocket> session_socket_;
 };

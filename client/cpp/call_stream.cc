@@ -22,21 +22,28 @@ void LimitTime(absl::Time deadline, v1::RunRequest* request) {
 
 }  // namespace
 
-CallStream::CallStream(std::unique_ptr<v1::Losses::Stub> stub, const std::string& token)
-    : stub_(std::move(stub)) {
+CallStream::CallStream(std::unique_ptr<v1::Losses::Stub> stub, const std::string& token,
+                       absl::Duration spin)
+    : stub_(std::move(stub)), spin_(spin) {
   context_.AddMetadata("x-lossd-session-bin", token);
   stream_ = stub_->PrepareAsyncRunStream(&context_, &queue_);
   stream_->StartCall(AsPointer(kStart));
-  thread_ = std::thread([this] { Loop(); });
 }
 
 CallStream::~CallStream() {
   context_.TryCancel();
-  thread_.join();
+  void* tag;
+  bool ok;
+  // OnFinish shuts the queue down.
+  while (queue_.Next(&tag, &ok)) {
+    const std::lock_guard<std::mutex> lock(mu_);
+    HandleLocked(tag, ok);
+  }
 }
 
-bool CallStream::ended() const {
-  std::lock_guard<std::mutex> lock(mu_);
+bool CallStream::ended() {
+  std::unique_lock<std::mutex> lock(mu_);
+  PollOnce(lock);
   return ended_;
 }
 
@@ -52,16 +59,74 @@ CallStream::Outcome CallStream::Call(const v1::RunRequest& request, absl::Time d
   pending_[tag] = &call;
   unsent_.push_back(std::move(frame));
   WriteNextLocked();
-  const auto is_done = [&] { return call.done; };
-  if (deadline == absl::InfiniteFuture()) {
-    call.arrived.wait(lock, is_done);
-  } else if (!call.arrived.wait_until(lock, absl::ToChronoTime(deadline), is_done)) {
+  if (!Wait(call, lock)) {
     pending_.erase(tag);
     return {false,
             absl::DeadlineExceededError("no reply before the deadline; the call may still run"),
             {}};
   }
   return std::move(call.outcome);
+}
+
+bool CallStream::Wait(Pending& call, std::unique_lock<std::mutex>& lock) {
+  if (!polling_) {
+    polling_ = call.polls = true;
+  } else {
+    const auto woken = [&] { return call.done || call.polls; };
+    if (call.deadline == absl::InfiniteFuture()) {
+      call.changed.wait(lock, woken);
+    } else {
+      call.changed.wait_until(lock, absl::ToChronoTime(call.deadline), woken);
+    }
+  }
+  if (call.polls) {
+    Poll(call, lock);
+    PassOnLocked(&call);
+  }
+  return call.done;
+}
+
+void CallStream::PassOnLocked(const Pending* leaver) {
+  polling_ = false;
+  for (const auto& [tag, call] : pending_) {
+    if (call == leaver) continue;
+    polling_ = call->polls = true;
+    call->changed.notify_one();
+    return;
+  }
+}
+
+void CallStream::Poll(Pending& call, std::unique_lock<std::mutex>& lock) {
+  absl::Time now = absl::Now();
+  const absl::Time spin_end = now + spin_;
+  while (!call.done && now < call.deadline) {
+    const bool spins = now < spin_end;
+    void* tag;
+    bool ok;
+    lock.unlock();
+    const auto got = spins ? queue_.AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC))
+                     : call.deadline == absl::InfiniteFuture()
+                         ? queue_.AsyncNext(&tag, &ok, gpr_inf_future(GPR_CLOCK_MONOTONIC))
+                         : queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(call.deadline));
+    lock.lock();
+    if (got == grpc::CompletionQueue::GOT_EVENT) HandleLocked(tag, ok);
+    now = absl::Now();
+  }
+}
+
+void CallStream::PollOnce(std::unique_lock<std::mutex>& lock) {
+  if (polling_) return;
+  polling_ = true;
+  while (!ended_) {
+    void* tag;
+    bool ok;
+    lock.unlock();
+    const auto got = queue_.AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC));
+    lock.lock();
+    if (got != grpc::CompletionQueue::GOT_EVENT) break;
+    HandleLocked(tag, ok);
+  }
+  PassOnLocked(nullptr);
 }
 
 void CallStream::WriteNextLocked() {
@@ -76,77 +141,60 @@ void CallStream::WriteNextLocked() {
   }
 }
 
-void CallStream::Loop() {
-  void* pointer;
-  bool ok;
-  while (queue_.Next(&pointer, &ok)) {
-    switch (static_cast<Tag>(reinterpret_cast<intptr_t>(pointer))) {
-      case kStart:
-        OnStart(ok);
-        break;
-      case kRead:
-        OnRead(ok);
-        break;
-      case kWrite:
-        OnWrite(ok);
-        break;
-      case kFinish:
-        OnFinish();
-        queue_.Shutdown();
-        break;
-    }
+void CallStream::HandleLocked(void* tag, bool ok) {
+  switch (static_cast<Tag>(reinterpret_cast<intptr_t>(tag))) {
+    case kStart:
+      return OnStartLocked(ok);
+    case kRead:
+      return OnReadLocked(ok);
+    case kWrite:
+      writing_ = false;
+      if (ok) WriteNextLocked();  // else the read fails too, and ends the stream
+      return;
+    case kFinish:
+      OnFinishLocked();
+      queue_.Shutdown();
   }
 }
 
-void CallStream::OnStart(bool ok) {
+void CallStream::OnStartLocked(bool ok) {
   if (!ok) {
     stream_->Finish(&finish_status_, AsPointer(kFinish));
     return;
   }
   stream_->Read(&incoming_, AsPointer(kRead));
-  std::lock_guard<std::mutex> lock(mu_);
   started_ = true;
   WriteNextLocked();
 }
 
-void CallStream::OnRead(bool ok) {
+void CallStream::OnReadLocked(bool ok) {
   if (!ok) {
     stream_->Finish(&finish_status_, AsPointer(kFinish));
     return;
   }
-  {
-    std::lock_guard<std::mutex> lock(mu_);
-    const auto found = pending_.find(incoming_.tag());
-    if (found != pending_.end()) {  // else its caller has gone
-      Pending& call = *found->second;
-      pending_.erase(found);
-      call.outcome.answered = true;
-      call.outcome.status = FromRich(incoming_.status());
-      call.outcome.reply = std::move(*incoming_.mutable_run());
-      call.done = true;
-      call.arrived.notify_one();
-    }
+  const auto found = pending_.find(incoming_.tag());
+  if (found != pending_.end()) {  // else its caller has gone
+    Pending& call = *found->second;
+    pending_.erase(found);
+    call.outcome.answered = true;
+    call.outcome.status = FromRich(incoming_.status());
+    call.outcome.reply = std::move(*incoming_.mutable_run());
+    call.done = true;
+    call.changed.notify_one();
   }
   incoming_.Clear();
   stream_->Read(&incoming_, AsPointer(kRead));
 }
 
-void CallStream::OnWrite(bool ok) {
-  std::lock_guard<std::mutex> lock(mu_);
-  writing_ = false;
-  if (ok) WriteNextLocked();  // else the read fails too, and ends the stream
-}
-
-void CallStream::OnFinish() {
+void CallStream::OnFinishLocked() {
   absl::Status status = FromGrpc(finish_status_);
   if (status.ok()) status = absl::UnavailableError("the server ended the stream");
-  std::lock_guard<std::mutex> lock(mu_);
   ended_ = true;
   end_status_ = status;
   for (auto& [tag, call] : pending_) {
     call->outcome.status = status;
     call->done = true;
-    call->arrived.notify_one();
+    call->changed.notify_one();
   }
   pending_.clear();
   unsent_.clear();

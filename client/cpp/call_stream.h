@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -18,8 +17,9 @@
 
 namespace lossd::client {
 
-// Thread-safe. One thread of its own moves the frames; a caller's write starts in the caller's thread and never blocks, so that a
-// server that stops reading costs no more than the caller's deadline.
+// Thread-safe, without a thread of its own: of the callers that wait for a reply one polls for all, so that a lone caller is woken by its
+// reply and by nothing else. A write starts in the caller's thread and never blocks, so that a server that stops reading costs no more
+// than the caller's deadline.
 class CallStream {
  public:
   struct Outcome {
@@ -29,8 +29,8 @@ class CallStream {
     v1::RunReply reply;
   };
 
-  // Starts the stream; does not wait for the server.
-  CallStream(std::unique_ptr<v1::Losses::Stub> stub, const std::string& token);
+  // Starts the stream; does not wait for the server. `spin`: how long a caller looks for its reply before it sleeps.
+  CallStream(std::unique_ptr<v1::Losses::Stub> stub, const std::string& token, absl::Duration spin);
   CallStream(const CallStream&) = delete;
   CallStream& operator=(const CallStream&) = delete;
   // Ends the stream at once. No call may be under way.
@@ -40,33 +40,42 @@ class CallStream {
   Outcome Call(const v1::RunRequest& request, absl::Time deadline);
 
   // No further call can succeed.
-  bool ended() const;
+  bool ended();
 
  private:
   struct Pending {
-    std::condition_variable arrived;
+    std::condition_variable changed;
     bool done = false;
+    bool polls = false;  // this caller is the one that polls
     absl::Time deadline;
     Outcome outcome;
   };
 
-  void Loop();
-  void OnStart(bool ok);
-  void OnRead(bool ok);
-  void OnWrite(bool ok);
-  void OnFinish();
+  // Until the call is done (true) or its deadline has passed.
+  bool Wait(Pending& call, std::unique_lock<std::mutex>& lock);
+  void Poll(Pending& call, std::unique_lock<std::mutex>& lock);
+  // Handles what has happened without waiting, unless somebody polls.
+  void PollOnce(std::unique_lock<std::mutex>& lock);
+  // The end of a caller's polling: another one goes on. `leaver` may be null.
+  void PassOnLocked(const Pending* leaver);
+  void HandleLocked(void* tag, bool ok);
+  void OnStartLocked(bool ok);
+  void OnReadLocked(bool ok);
+  void OnFinishLocked();
   // Starts the next write if none is under way.
   void WriteNextLocked();
 
   const std::unique_ptr<v1::Losses::Stub> stub_;
+  const absl::Duration spin_;
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::StreamRequest, v1::StreamReply>> stream_;
-  v1::StreamReply incoming_;    // of the thread
-  grpc::Status finish_status_;  // of the thread
 
-  mutable std::mutex mu_;
+  std::mutex mu_;
   // Guarded by mu_.
+  bool polling_ = false;  // somebody polls, without the lock, or is about to
+  v1::StreamReply incoming_;
+  grpc::Status finish_status_;
   std::map<uint64_t, Pending*> pending_;
   std::deque<v1::StreamRequest> unsent_;
   uint64_t next_tag_ = 1;
@@ -74,8 +83,6 @@ class CallStream {
   bool writing_ = false;
   bool ended_ = false;
   absl::Status end_status_;
-
-  std::thread thread_;
 };
 
 }  // namespace lossd::client

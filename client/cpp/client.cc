@@ -122,7 +122,7 @@ absl::StatusOr<std::shared_ptr<Connection>> ClientImpl::Acquire(absl::Time deadl
   if (!opening.ok()) return opening.status();
   current = Current();
   if (current != nullptr && !current->lost()) return current;  // another thread has opened it
-  auto opened = Connection::Open(address_, options_.name, until);
+  auto opened = Connection::Open(address_, options_.name, options_.spin, until);
   if (!opened.ok()) return opened.status();
   const absl::Status registered = regions_.RegisterAll(**opened, until);
   if (!registered.ok()) return registered;

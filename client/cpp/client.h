@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ struct ClientOptions {
   absl::Duration connect_timeout = absl::Seconds(10);
   // Deadline of a call that gives none.
   absl::Duration call_timeout = absl::Minutes(10);
+  // How long a caller looks for its reply before it sleeps: short calls end sooner, at the price of a core for so long. If not given:
+  // 300 us with a server on a GPU, 0 with one that needs the cores itself.
+  std::optional<absl::Duration> spin;
 };
 
 struct CallOptions {

@@ -16,6 +16,7 @@ namespace {
 constexpr char kTokenKey[] = "x-lossd-session-bin";
 constexpr uint64_t kChunkBytes = uint64_t{1}
                                  << 20;  // below gRPC's default limit of 4 MiB; not tuned
+constexpr absl::Duration kGpuSpin = absl::Microseconds(300);
 // A killed process's sockets do not close in one instant: the stream's end may be seen a little before the session's.
 constexpr absl::Duration kEndPatience = absl::Milliseconds(100);
 
@@ -49,6 +50,7 @@ bool MadeByServer(const absl::Status& status) { return ErrorDetailOf(status).has
 
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const Address& address,
                                                              const std::string& client_name,
+                                                             std::optional<absl::Duration> spin,
                                                              absl::Time deadline) {
   std::shared_ptr<Connection> connection(new Connection(address));
   if (address.is_unix()) {
@@ -61,6 +63,8 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const Address& addr
   connection->buffers_ = v1::Buffers::NewStub(connection->channel_);
   const absl::Status opened = connection->OpenSession(MakeOpen(client_name), deadline);
   if (!opened.ok()) return Prefix(address.text, opened);
+  connection->spin_ =
+      spin.value_or(connection->server_.backend() == "cuda" ? kGpuSpin : absl::ZeroDuration());
   // A server that starts opens its two sockets one after the other.
   if (address.is_unix() && !connection->channel_->WaitForConnected(absl::ToChronoTime(deadline))) {
     return absl::UnavailableError(
@@ -118,7 +122,7 @@ std::shared_ptr<CallStream> Connection::Stream() {
   std::lock_guard<std::mutex> lock(mu_);
   if (stream_ == nullptr || stream_->ended()) {
     old = std::move(stream_);
-    stream_ = std::make_shared<CallStream>(v1::Losses::NewStub(channel_), token_);
+    stream_ = std::make_shared<CallStream>(v1::Losses::NewStub(channel_), token_, spin_);
   }
   return stream_;
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ class Connection {
   // Opens a session. Errors: UNAVAILABLE if nothing listens there, PERMISSION_DENIED, DEADLINE_EXCEEDED.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const Address& address,
                                                           const std::string& client_name,
+                                                          std::optional<absl::Duration> spin,
                                                           absl::Time deadline);
   ~Connection();
 
@@ -65,6 +67,7 @@ class Connection {
                                         bool* stale);
 
   const Address address_;
+  absl::Duration spin_;
   std::unique_ptr<SessionSocket> socket_;  // null on TCP
   std::string token_;
   v1::ServerInfo server_;

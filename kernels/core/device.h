@@ -45,10 +45,9 @@ class Device {
   // Scratch memory of the current request, sized at start. Never grows.
   virtual Arena& workspace() = 0;
 
-  // Enqueue copies between host and device memory, and within device memory.
+  // Enqueue copies between host and device memory.
   virtual absl::Status CopyIn(void* device, const void* host, uint64_t bytes) = 0;
   virtual absl::Status CopyOut(void* host, const void* device, uint64_t bytes) = 0;
-  virtual absl::Status CopyWithin(void* to, const void* from, uint64_t bytes) = 0;
   // Enqueues a fill with zero bytes.
   virtual absl::Status Zero(void* device, uint64_t bytes) = 0;
 

@@ -32,6 +32,8 @@ struct RunOptions {
   bool batch_invariant = false;
   // The host may wait for the device inside the call (completion DONE): row counts are then exact before the products.
   bool host_may_wait = true;
+  // Where the record goes at the end, beside PendingResult; null: nowhere.
+  ResultRecord* record_copy = nullptr;
 };
 
 // A call after the schema check, bound and staged.

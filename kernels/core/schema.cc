@@ -74,6 +74,26 @@ absl::Status AddFields(const Descriptor* message, std::vector<const FieldDescrip
   return absl::OkStatus();
 }
 
+// Whether a message or one inside it has a field that its type does not know. Every call asks: no names are made up for it.
+bool HasUnknown(const Message& message) {
+  const Reflection* reflection = message.GetReflection();
+  if (!reflection->GetUnknownFields(message).empty()) return true;
+  const Descriptor* type = message.GetDescriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    const FieldDescriptor* field = type->field(i);
+    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    if (field->is_repeated()) {
+      for (int k = 0; k < reflection->FieldSize(message, field); ++k) {
+        if (HasUnknown(reflection->GetRepeatedMessage(message, field, k))) return true;
+      }
+    } else if (reflection->HasField(message, field) &&
+               HasUnknown(reflection->GetMessage(message, field))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // The first unknown field of the message or of its flat sub-messages; a proto2 enum value that does not exist is one too.
 absl::Status CheckUnknown(const Message& message, const std::string& prefix) {
   const Reflection* reflection = message.GetReflection();
@@ -279,13 +299,28 @@ const Message* FindHolder(const Message& request, const FieldRule& rule) {
 }  // namespace
 
 int64_t Dims::operator[](absl::string_view name) const {
-  const auto found = extents_.find(name);
-  return found == extents_.end() ? 0 : found->second;
+  const int64_t* found = Find(name);
+  return found == nullptr ? 0 : *found;
 }
 
-bool Dims::Has(absl::string_view name) const { return extents_.find(name) != extents_.end(); }
+bool Dims::Has(absl::string_view name) const { return Find(name) != nullptr; }
 
-void Dims::Set(absl::string_view name, int64_t extent) { extents_[std::string(name)] = extent; }
+void Dims::Set(absl::string_view name, int64_t extent) {
+  for (auto& [known, of_known] : extents_) {
+    if (known == name) {
+      of_known = extent;
+      return;
+    }
+  }
+  extents_.emplace_back(std::string(name), extent);
+}
+
+const int64_t* Dims::Find(absl::string_view name) const {
+  for (const auto& [known, extent] : extents_) {
+    if (known == name) return &extent;
+  }
+  return nullptr;
+}
 
 absl::StatusOr<OpSchema> OpSchema::Create(const Descriptor* message) {
   OpSchema schema;
@@ -312,7 +347,7 @@ const FieldRule* OpSchema::Find(absl::string_view name) const {
 }
 
 absl::StatusOr<Dims> OpSchema::Check(const Message& request) const {
-  LOSSD_RETURN_IF_ERROR(CheckUnknown(request, ""));
+  if (HasUnknown(request)) LOSSD_RETURN_IF_ERROR(CheckUnknown(request, ""));
   Dims dims;
   for (const FieldRule& rule : fields_) {
     if (!HasField(request, rule)) {

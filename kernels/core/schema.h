@@ -3,8 +3,8 @@
 #define LOSSD_KERNELS_CORE_SCHEMA_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,7 +44,9 @@ class Dims {
   void Set(absl::string_view name, int64_t extent);
 
  private:
-  std::map<std::string, int64_t, std::less<>> extents_;
+  const int64_t* Find(absl::string_view name) const;
+
+  std::vector<std::pair<std::string, int64_t>> extents_;  // a handful
 };
 
 // Immutable after Create; thread-safe.

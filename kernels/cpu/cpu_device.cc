@@ -74,11 +74,6 @@ absl::Status CpuDevice::CopyOut(void* host, const void* device, uint64_t bytes) 
   return absl::OkStatus();
 }
 
-absl::Status CpuDevice::CopyWithin(void* to, const void* from, uint64_t bytes) {
-  if (bytes > 0) std::memmove(to, from, bytes);
-  return absl::OkStatus();
-}
-
 absl::Status CpuDevice::Zero(void* device, uint64_t bytes) {
   if (bytes > 0) std::memset(device, 0, bytes);
   return absl::OkStatus();

@@ -31,7 +31,6 @@ class CpuDevice final : public Device {
 
   absl::Status CopyIn(void* device, const void* host, uint64_t bytes) override;
   absl::Status CopyOut(void* host, const void* device, uint64_t bytes) override;
-  absl::Status CopyWithin(void* to, const void* from, uint64_t bytes) override;
   absl::Status Zero(void* device, uint64_t bytes) override;
   absl::Status Synchronize() override { return absl::OkStatus(); }
   bool is_host() const override { return true; }

@@ -138,19 +138,29 @@ void Sweep::StoreGradHidden(int64_t begin, int64_t count, int64_t live) {
 
 }  // namespace
 
-absl::Status CpuHead::SelectRows(const HeadProblem& head, RowSet* rows) {
+absl::Status CpuHead::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
+                                ResultRecord* found) {
   Arena& arena = device_.workspace();
   LOSSD_ASSIGN_OR_RETURN(rows->index, arena.AllocateArray<int32_t>(head.rows, "row numbers"));
   LOSSD_ASSIGN_OR_RETURN(rows->counted, arena.AllocateArray<uint8_t>(head.rows, "row marks"));
+  *start.record = ResultRecord();
   int64_t count = 0;
   for (int64_t i = 0; i < head.rows; ++i) {
     rows->counted[i] = head.IsCounted(i) ? 1 : 0;
     if (rows->counted[i] != 0) rows->index[count++] = static_cast<int32_t>(i);
   }
   std::fill(rows->index + count, rows->index + head.rows, -1);
-  *rows->count = count;
-  rows->host_count = count;
-  return absl::OkStatus();
+  rows->count = &start.record->count;
+  *rows->count = rows->host_count = count;
+  start.elements.counted = start.sequences.counted = start.fill.counted = rows->counted;
+  start.elements.count = rows->count;
+  start.elements.record = start.sequences.record = start.record;
+  start.fill.record = start.record;
+  LOSSD_RETURN_IF_ERROR(RunStage(start.elements, start.elements.Instances()));
+  LOSSD_RETURN_IF_ERROR(RunStage(start.sequences, start.sequences.Instances()));
+  *found = *start.record;
+  if (found->code != 0 || count == head.rows) return absl::OkStatus();
+  return RunStage(start.fill, start.fill.Instances());
 }
 
 absl::Status CpuHead::RunStage(const Stage& stage, int64_t count) {

@@ -16,7 +16,8 @@ class CpuHead final : public HeadBackend {
  public:
   explicit CpuHead(CpuDevice& device) : device_(device), sweeps_(SelectSweeps()) {}
 
-  absl::Status SelectRows(const HeadProblem& head, RowSet* rows) override;
+  absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
+                         ResultRecord* found) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
 

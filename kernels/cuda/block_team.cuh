@@ -6,12 +6,14 @@
 
 namespace lossd {
 
-class BlockTeam {
+template <int Threads>
+class BlockTeamOf {
  public:
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = Threads;
+  static constexpr int kScratchWords = Threads / 32 + 1;
 
-  // `scratch` is shared memory of the block, one word for each warp and one for the result.
-  __device__ explicit BlockTeam(int64_t* scratch) : scratch_(scratch) {}
+  // `scratch` is kScratchWords words of the block's shared memory.
+  __device__ explicit BlockTeamOf(int64_t* scratch) : scratch_(scratch) {}
 
   __device__ int rank() const { return threadIdx.x; }
   __device__ int size() const { return kThreads; }
@@ -58,6 +60,8 @@ class BlockTeam {
 
   int64_t* scratch_;
 };
+
+using BlockTeam = BlockTeamOf<256>;
 
 }  // namespace lossd
 

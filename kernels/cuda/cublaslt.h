@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -45,14 +46,15 @@ struct Product {
   bool fixed_order = false;
 };
 
-// Thread-compatible. The first algorithm of the library's heuristics is taken and kept for the shape; nothing is timed.
+// Thread-compatible. The algorithm is chosen among the library's heuristics by product_table.h and kept for the shape; nothing is timed.
 class CublasLt {
  public:
   static constexpr uint64_t kWorkspaceBytes = uint64_t{32} << 20;
 
-  // `workspace_bytes` of device memory are allocated for split products.
-  static absl::StatusOr<CublasLt> Create(uint64_t workspace_bytes);
-  CublasLt() = default;
+  // `workspace_bytes` of device memory are allocated for split products. Without `use_table` the library's own first choice is taken: what
+  // others measure against.
+  static absl::StatusOr<CublasLt> Create(uint64_t workspace_bytes, bool use_table = true);
+  CublasLt();
   ~CublasLt();
   CublasLt(CublasLt&& other) noexcept;
   CublasLt& operator=(CublasLt&& other) noexcept;
@@ -65,16 +67,18 @@ class CublasLt {
 
  private:
   using Key = std::array<int64_t, 16>;
+  // What the library is told of a product, and its algorithm.
+  struct Plan;
+  // More shapes than a run of a trainer has; beyond it all are forgotten.
+  static constexpr size_t kMaxPlans = 4096;
 
-  absl::StatusOr<const cublasLtMatmulAlgo_t*> FindAlgorithm(const Key& key, const Product& product,
-                                                            cublasLtMatmulDesc_t operation,
-                                                            cublasLtMatrixLayout_t a,
-                                                            cublasLtMatrixLayout_t b,
-                                                            cublasLtMatrixLayout_t d);
+  absl::StatusOr<const Plan*> FindPlan(const Product& product);
+  absl::Status ChooseAlgorithm(const Product& product, Plan* plan);
 
   cublasLtHandle_t handle_ = nullptr;
+  int compute_capability_ = 0;  // major; 0 without the table
   DeviceBuffer workspace_;
-  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+  std::map<Key, std::unique_ptr<const Plan>> plans_;
 };
 
 }  // namespace lossd

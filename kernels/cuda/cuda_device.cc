@@ -99,12 +99,6 @@ absl::Status CudaDevice::CopyOut(void* host, const void* device, uint64_t bytes)
                     "copy from the device");
 }
 
-absl::Status CudaDevice::CopyWithin(void* to, const void* from, uint64_t bytes) {
-  if (bytes == 0) return absl::OkStatus();
-  return CudaStatus(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()),
-                    "copy within the device");
-}
-
 absl::Status CudaDevice::Zero(void* device, uint64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   return CudaStatus(cudaMemsetAsync(device, 0, bytes, stream()), "clear device memory");

@@ -35,7 +35,6 @@ class CudaDevice final : public Device {
   // Up to kStagedBytes go through pinned memory, so that the call returns before the GPU has come to it; larger copies may wait.
   absl::Status CopyIn(void* device, const void* host, uint64_t bytes) override;
   absl::Status CopyOut(void* host, const void* device, uint64_t bytes) override;
-  absl::Status CopyWithin(void* to, const void* from, uint64_t bytes) override;
   absl::Status Zero(void* device, uint64_t bytes) override;
   absl::Status Synchronize() override;
   bool is_host() const override { return false; }

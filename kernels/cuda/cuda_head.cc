@@ -23,15 +23,31 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   return head;
 }
 
-absl::Status CudaHead::SelectRows(const HeadProblem& head, RowSet* rows) {
+absl::Status CudaHead::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
+                                 ResultRecord* found) {
   Arena& arena = device_->workspace();
   LOSSD_ASSIGN_OR_RETURN(rows->index, arena.AllocateArray<int32_t>(head.rows, "the row numbers"));
   LOSSD_ASSIGN_OR_RETURN(rows->counted, arena.AllocateArray<uint8_t>(head.rows, "the row mask"));
-  rows->host_count = -1;
-  LOSSD_RETURN_IF_CUDA_ERROR(LaunchSelectRows(head, *rows, device_->stream()), "select rows");
+  rows->count = &start.record->count;
   // Without a mask and ids to ignore every row counts, and nobody has to ask.
-  if (!head.mask && !head.target) rows->host_count = head.rows;
-  return absl::OkStatus();
+  const bool all = !head.mask && !head.target;
+  rows->host_count = all ? head.rows : -1;
+  start.elements.counted = start.sequences.counted = start.fill.counted = rows->counted;
+  start.elements.count = rows->count;
+  start.elements.record = start.sequences.record = start.record;
+  start.fill.record = start.record;
+  const bool waits = start.host_may_wait && (start.checks() || !all);
+  const bool small = !waits && IsSmallFill(start.fill);
+  LOSSD_RETURN_IF_CUDA_ERROR(
+      LaunchStart(head, start, *rows, !waits, small && !all, device_->stream()), "select rows");
+  if (waits) {
+    LOSSD_RETURN_IF_ERROR(device_->CopyOut(found, start.record, sizeof(*found)));
+    LOSSD_RETURN_IF_ERROR(device_->Synchronize());
+    rows->host_count = found->count;
+    if (found->code != 0) return absl::OkStatus();
+  }
+  if (small || rows->host_count == head.rows) return absl::OkStatus();
+  return RunStage(start.fill, start.fill.Instances());
 }
 
 absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
@@ -46,6 +62,27 @@ absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
   device_->workspace().ReleaseTo(used);
   if (status.ok()) absl::StrAppend(plan, plan->empty() ? "" : "; ", run.Describe());
   return status;
+}
+
+absl::Status CudaHead::RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
+                                    const HeadPass& second, std::string* plan) {
+  if (second.gradients.any()) {
+    const uint64_t used = device_->workspace().used();
+    HeadRun run(second, *device_, products_);
+    const absl::StatusOr<bool> done = run.RunAfter(first, [&] {
+      for (const StageRun& stage : between) {
+        LOSSD_RETURN_IF_ERROR(RunStage(stage.stage, stage.instances));
+      }
+      return absl::OkStatus();
+    });
+    device_->workspace().ReleaseTo(used);
+    LOSSD_RETURN_IF_ERROR(done.status());
+    if (*done) {
+      absl::StrAppend(plan, plan->empty() ? "" : "; ", run.Describe());
+      return absl::OkStatus();
+    }
+  }
+  return HeadBackend::RunHeadTwice(first, between, second, plan);
 }
 
 }  // namespace lossd

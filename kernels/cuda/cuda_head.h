@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,10 +23,14 @@ class CudaHead final : public HeadBackend {
   static absl::StatusOr<std::unique_ptr<CudaHead>> Create(CudaDevice* device,
                                                           uint64_t product_bytes);
 
-  absl::Status SelectRows(const HeadProblem& head, RowSet* rows) override;
+  absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
+                         ResultRecord* found) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
   // See head_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
+  // One product where the workspace holds all logits.
+  absl::Status RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
+                            const HeadPass& second, std::string* plan) override;
 
   CublasLt& products() { return products_; }
 

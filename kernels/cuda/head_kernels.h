@@ -8,14 +8,19 @@
 
 #include "kernels/core/result_record.h"
 #include "kernels/linear/head.h"
+#include "kernels/linear/row_start.h"
 #include "kernels/objectives/objectives.h"
 
 namespace lossd {
 
 // All functions enqueue and return the launch's error.
 
-// Fills rows.index, counted and count.
-cudaError_t LaunchSelectRows(const HeadProblem& head, const RowSet& rows, cudaStream_t stream);
+// An empty record, then rows.index, counted and count, then the checks; with `fills` the outputs of rows that do not count, unless a check
+// has failed. `in_place`: index[i] is i or -1, instead of the rows that count one after the other. One block.
+cudaError_t LaunchStart(const HeadProblem& head, const RowStart& start, const RowSet& rows,
+                        bool in_place, bool fills, cudaStream_t stream);
+// Whether the fill is little enough work for that block.
+bool IsSmallFill(const FillStage& fill);
 
 // One block for each instance.
 cudaError_t LaunchStage(const Stage& stage, int64_t count, cudaStream_t stream);

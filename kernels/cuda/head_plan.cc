@@ -70,7 +70,7 @@ absl::Status HeadRun::AllocateFixed() {
   Arena& arena = device_.workspace();
   const HeadGradients& gradients = pass_.gradients;
   const int64_t element = static_cast<int64_t>(SizeOf(product_));
-  if (pass_.rows.host_count >= 0 && rows_ == real_rows_) {
+  if (rows_ == real_rows_) {
     index_ = pass_.rows.index;
   } else {
     LOSSD_ASSIGN_OR_RETURN(int32_t * index, arena.AllocateArray<int32_t>(rows_, "the row numbers"));
@@ -162,9 +162,19 @@ absl::Status HeadRun::PlanChunksOrFail() {
   } else if (weight) {
     weight_path_ = WeightPath::kDirect;
   }
-  fits = weight_path_ == WeightPath::kDirect && weight.dtype == DType::kF32
-             ? PlanLargeChunks()
-             : PlanOneChunk(MakeRequest(), &plan_);
+  if (first_ != nullptr) {
+    ChunkRequest request = MakeRequest();
+    request.one_slice = true;
+    fits = PlanOneChunk(request, &plan_);
+    if (!fits) {
+      plan_ = ChunkPlan();
+      return absl::OkStatus();
+    }
+  } else {
+    fits = weight_path_ == WeightPath::kDirect && weight.dtype == DType::kF32
+               ? PlanLargeChunks()
+               : PlanOneChunk(MakeRequest(), &plan_);
+  }
   if (!fits && weight && !(IsDirect(weight) && weight.dtype == DType::kF32)) {
     arena.ReleaseTo(used);
     weight_path_ = WeightPath::kAccumulator;

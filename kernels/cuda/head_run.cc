@@ -40,6 +40,7 @@ absl::Status HeadRun::Launched(cudaError_t error, const char* what) const {
 std::string HeadRun::Describe() const {
   if (rows_ == 0) return "chunks=0";
   std::string text = absl::StrCat(plan_.Describe(), " products=", NameOf(product_));
+  if (first_ != nullptr) absl::StrAppend(&text, " logits=kept");
   if (gather_) absl::StrAppend(&text, " gathered=", real_rows_);
   switch (weight_path_) {
     case WeightPath::kNone:
@@ -66,6 +67,17 @@ absl::Status HeadRun::Run() {
     begin += plan_.chunks[i];
   }
   return FinishWeightAndBias();
+}
+
+absl::StatusOr<bool> HeadRun::RunAfter(const HeadPass& first,
+                                       const std::function<absl::Status()>& between) {
+  first_ = &first;
+  between_ = &between;
+  LOSSD_RETURN_IF_ERROR(Plan());
+  if (rows_ == 0 || plan_.chunks.empty()) return false;
+  LOSSD_RETURN_IF_ERROR(RunChunk(0, 0));
+  LOSSD_RETURN_IF_ERROR(FinishWeightAndBias());
+  return true;
 }
 
 // No row counts: sums of nothing. grad_hidden has been filled.
@@ -108,6 +120,9 @@ absl::Status HeadRun::RunChunk(size_t number, int64_t begin) {
     std::byte* dz = region_ + done * (logits_bytes / 2);
     std::byte* logits = in_place ? dz : dz + ChunkPlan::kGapRows * logits_bytes;
     LOSSD_RETURN_IF_ERROR(MakeLogits(chunk, done, rows, reinterpret_cast<float*>(logits)));
+    if (first_ != nullptr) {
+      LOSSD_RETURN_IF_ERROR(PassFirst(chunk, rows, reinterpret_cast<float*>(logits)));
+    }
     LOSSD_RETURN_IF_ERROR(
         PassRows(chunk, done, rows, reinterpret_cast<float*>(logits), dz, in_place));
     done += rows;
@@ -174,21 +189,37 @@ absl::Status HeadRun::MakeLogits(const Chunk& chunk, int64_t done, int64_t rows,
   return absl::OkStatus();
 }
 
+RowPass HeadRun::DescribeRows(const HeadPass& pass, const Chunk& chunk, int64_t done, int64_t rows,
+                              const float* logits) const {
+  RowPass out;
+  out.head = head_;
+  out.columns = pass.columns;
+  out.column_weight = pass.column_weight;
+  out.index = index_ + chunk.begin + done;
+  out.rows = rows;
+  out.logits = logits;
+  out.logits_stride = stride_;
+  out.record = pass.record;
+  return out;
+}
+
+absl::Status HeadRun::PassFirst(const Chunk& chunk, int64_t rows, const float* logits) {
+  const RowPass pass = DescribeRows(*first_, chunk, 0, rows, logits);
+  if (pass.columns.topk_ids || pass.columns.topk_logprob) {
+    LOSSD_RETURN_IF_ERROR(Launched(LaunchTopK(pass, stream_), "select the largest logits"));
+  }
+  LOSSD_RETURN_IF_ERROR(
+      Launched(LaunchRowPass(pass, first_->program, shape_, stream_), "run the row pass"));
+  return (*between_)();
+}
+
 absl::Status HeadRun::PassRows(const Chunk& chunk, int64_t done, int64_t rows, const float* logits,
                                void* dz, bool in_place) {
-  RowPass pass;
-  pass.head = head_;
-  pass.columns = pass_.columns;
-  pass.column_weight = pass_.column_weight;
-  pass.index = index_ + chunk.begin + done;
-  pass.rows = rows;
-  pass.logits = logits;
-  pass.logits_stride = stride_;
+  RowPass pass = DescribeRows(pass_, chunk, done, rows, logits);
   pass.dz_mode = dz_mode_;
   pass.dz = dz;
   pass.dz_stride = in_place && dz_mode_ != DzMode::kF32 ? 2 * stride_ : stride_;
   pass.live = live_ == nullptr ? nullptr : live_ + done;
-  pass.record = pass_.record;
   if (pass.columns.topk_ids || pass.columns.topk_logprob) {
     LOSSD_RETURN_IF_ERROR(Launched(LaunchTopK(pass, stream_), "select the largest logits"));
   }

@@ -3,6 +3,7 @@
 #define LOSSD_KERNELS_CUDA_HEAD_RUN_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -27,6 +28,10 @@ class HeadRun {
 
   // Enqueues everything.
   absl::Status Run();
+  // The same after a sweep of `first` over the same logits, which stay in the workspace while `between` enqueues what needs its results.
+  // False, and nothing has been enqueued, if the workspace does not hold the logits of all rows.
+  absl::StatusOr<bool> RunAfter(const HeadPass& first,
+                                const std::function<absl::Status()>& between);
   std::string Describe() const;
 
  private:
@@ -64,6 +69,10 @@ class HeadRun {
   absl::Status RunEmpty();
   absl::Status RunChunk(size_t number, int64_t begin);
   absl::Status MakeLogits(const Chunk& chunk, int64_t done, int64_t rows, float* logits);
+  // The part of a row pass that does not depend on what is made of the logits.
+  RowPass DescribeRows(const HeadPass& pass, const Chunk& chunk, int64_t done, int64_t rows,
+                       const float* logits) const;
+  absl::Status PassFirst(const Chunk& chunk, int64_t rows, const float* logits);
   absl::Status PassRows(const Chunk& chunk, int64_t done, int64_t rows, const float* logits,
                         void* dz, bool in_place);
   absl::Status PassRowsScaled(const RowPass& pass);
@@ -84,6 +93,9 @@ class HeadRun {
   CublasLt& products_;
   cudaStream_t stream_;
   RowShape shape_;
+  // Of RunAfter.
+  const HeadPass* first_ = nullptr;
+  const std::function<absl::Status()>* between_ = nullptr;
 
   // Decided by Plan.
   DType product_ = DType::kF32;

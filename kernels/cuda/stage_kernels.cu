@@ -1,5 +1,6 @@
 // Stages, and the rows that count.
 #include <algorithm>
+#include <cstddef>
 #include <variant>
 
 #include "kernels/cuda/block_team.cuh"
@@ -11,28 +12,31 @@ namespace {
 template <class S>
 __global__ void __launch_bounds__(BlockTeam::kThreads)
     StageKernel(const __grid_constant__ S stage, int64_t count) {
-  __shared__ int64_t scratch[BlockTeam::kThreads / 32 + 1];
+  __shared__ int64_t scratch[BlockTeam::kScratchWords];
   BlockTeam team(scratch);
   for (int64_t instance = blockIdx.x; instance < count; instance += gridDim.x) {
     stage.Run(team, instance);
   }
 }
 
-constexpr int kSelectThreads = 1024;
+constexpr int kStartThreads = 1024;
+using StartTeam = BlockTeamOf<kStartThreads>;
 
-// One block; a thread takes consecutive rows, so that a scan over threads gives each its place. 2 N reads.
-__global__ void __launch_bounds__(kSelectThreads)
-    SelectRowsKernel(const __grid_constant__ HeadProblem head,
-                     const __grid_constant__ RowSet rows) {
-  __shared__ int64_t warp_sums[kSelectThreads / 32];
+// Up to so many elements are filled by the one block of the start.
+constexpr int64_t kSmallFill = 1 << 16;
+
+// A thread takes consecutive rows, so that a scan over threads gives each its place. 2 N reads.
+__device__ void SelectRows(const HeadProblem& head, const RowSet& rows, bool in_place) {
+  __shared__ int64_t warp_sums[kStartThreads / 32];
   __shared__ int64_t total;
-  const int64_t each = (head.rows + kSelectThreads - 1) / kSelectThreads;
+  const int64_t each = (head.rows + kStartThreads - 1) / kStartThreads;
   const int64_t begin = min(head.rows, threadIdx.x * each);
   const int64_t end = min(head.rows, begin + each);
   int64_t mine = 0;
   for (int64_t i = begin; i < end; ++i) {
     const bool counted = head.IsCounted(i);
     rows.counted[i] = counted ? 1 : 0;
+    if (in_place) rows.index[i] = counted ? static_cast<int32_t>(i) : -1;
     mine += counted ? 1 : 0;
   }
   const int lane = threadIdx.x % 32;
@@ -55,11 +59,38 @@ __global__ void __launch_bounds__(kSelectThreads)
     *rows.count = sum;
   }
   __syncthreads();
+  if (in_place) return;
   int64_t place = warp_sums[warp] + before - mine;
   for (int64_t i = begin; i < end; ++i) {
     if (rows.counted[i] != 0) rows.index[place++] = static_cast<int32_t>(i);
   }
-  for (int64_t i = total + threadIdx.x; i < head.rows; i += kSelectThreads) rows.index[i] = -1;
+  for (int64_t i = total + threadIdx.x; i < head.rows; i += kStartThreads) rows.index[i] = -1;
+}
+
+// One block: an empty record, the rows that count, the checks and, if `fills`, the outputs of the other rows.
+__global__ void __launch_bounds__(kStartThreads)
+    StartKernel(const __grid_constant__ HeadProblem head, const __grid_constant__ RowStart start,
+                const __grid_constant__ RowSet rows, bool in_place, bool fills) {
+  __shared__ int64_t scratch[StartTeam::kScratchWords];
+  StartTeam team(scratch);
+  // The words of an empty record are 0 but for the row.
+  static_assert(offsetof(ResultRecord, row) == sizeof(int64_t));
+  int64_t* words = reinterpret_cast<int64_t*>(start.record);
+  for (int w = threadIdx.x; w < static_cast<int>(sizeof(ResultRecord) / sizeof(int64_t));
+       w += kStartThreads) {
+    words[w] = w == 1 ? -1 : 0;
+  }
+  __syncthreads();
+  SelectRows(head, rows, in_place);
+  __syncthreads();
+  if (start.elements.Instances() > 0) start.elements.Run(team, 0);
+  __syncthreads();
+  if (start.sequences.Instances() > 0) start.sequences.Run(team, 0);
+  __syncthreads();
+  if (!fills || start.record->code != 0) return;
+  for (int64_t instance = 0; instance < start.fill.Instances(); ++instance) {
+    start.fill.Run(team, instance);
+  }
 }
 
 __global__ void MakeIndexKernel(RowSet rows, int64_t row_count, int64_t padded, int32_t* index) {
@@ -96,9 +127,16 @@ cudaError_t LaunchStage(const Stage& stage, int64_t count, cudaStream_t stream) 
       stage);
 }
 
-cudaError_t LaunchSelectRows(const HeadProblem& head, const RowSet& rows, cudaStream_t stream) {
-  SelectRowsKernel<<<1, kSelectThreads, 0, stream>>>(head, rows);
+cudaError_t LaunchStart(const HeadProblem& head, const RowStart& start, const RowSet& rows,
+                        bool in_place, bool fills, cudaStream_t stream) {
+  StartKernel<<<1, kStartThreads, 0, stream>>>(head, start, rows, in_place, fills);
   return cudaGetLastError();
+}
+
+bool IsSmallFill(const FillStage& fill) {
+  int64_t elements = 0;
+  for (int32_t o = 0; o < fill.output_count; ++o) elements += fill.outputs[o].view.width;
+  return elements == 0 || fill.rows <= kSmallFill / elements;
 }
 
 cudaError_t LaunchMakeIndex(const RowSet& rows, int64_t row_count, int64_t padded, int32_t* index,
@@ -110,7 +148,7 @@ cudaError_t LaunchMakeIndex(const RowSet& rows, int64_t row_count, int64_t padde
 
 cudaError_t PrepareStageKernels() {
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, SelectRowsKernel);
+  cudaError_t error = cudaFuncGetAttributes(&attributes, StartKernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, MakeIndexKernel);
   return error == cudaSuccess ? PrepareStages(static_cast<Stage*>(nullptr)) : error;
 }

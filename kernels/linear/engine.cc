@@ -8,9 +8,6 @@
 namespace lossd {
 namespace {
 
-// Lives as long as the program: a device may copy from it after the call that asked.
-constexpr ResultRecord kEmptyRecord;
-
 // The rule of an input's elements. False if its elements are not bounded.
 bool MakeCheck(const FieldRule& rule, const HeadProblem& head, const TensorView& view,
                ElementCheck* check) {
@@ -47,28 +44,23 @@ absl::StatusOr<HeadEngine> HeadEngine::Start(const OpCall& call, Backend& backen
                                              const HeadProblem& head) {
   HeadEngine engine(call, backend, head);
   LOSSD_ASSIGN_OR_RETURN(engine.record_, engine.Allocate<ResultRecord>(1, "the result record"));
-  LOSSD_RETURN_IF_ERROR(
-      backend.device->CopyIn(engine.record_, &kEmptyRecord, sizeof(kEmptyRecord)));
-  // In the record, so that one copy tells the host how many rows count and what the checks found.
-  engine.rows_.count = &engine.record_->count;
-  LOSSD_RETURN_IF_ERROR(backend.head->SelectRows(head, &engine.rows_));
-  LOSSD_RETURN_IF_ERROR(engine.CheckData());
-  LOSSD_RETURN_IF_ERROR(engine.FillOutputs());
+  RowStart start;
+  start.record = engine.record_;
+  start.host_may_wait = call.options.host_may_wait;
+  LOSSD_RETURN_IF_ERROR(engine.AddChecks(&start));
+  LOSSD_RETURN_IF_ERROR(engine.AddFills(&start));
+  ResultRecord found;
+  LOSSD_RETURN_IF_ERROR(backend.head->StartRows(head, start, &engine.rows_, &found));
+  LOSSD_RETURN_IF_ERROR(RecordStatus(*call.schema, found));
   return engine;
 }
 
-absl::Status HeadEngine::CheckData() {
-  ElementCheckStage elements;
+absl::Status HeadEngine::AddChecks(RowStart* start) const {
+  ElementCheckStage& elements = start->elements;
   elements.rows = head_.rows;
-  elements.counted = rows_.counted;
-  elements.count = rows_.count;
-  elements.record = record_;
-  SequenceCheckStage sequences;
+  SequenceCheckStage& sequences = start->sequences;
   sequences.sequences = call_->dims.Has("B") ? call_->dims["B"] : 1;
   sequences.rows = head_.rows;
-  sequences.counted = rows_.counted;
-  sequences.record = record_;
-
   for (const BoundTensor& bound : call_->binding->tensors()) {
     const FieldRule& rule = *bound.rule;
     if (!rule.is_input()) continue;
@@ -83,23 +75,12 @@ absl::Status HeadEngine::CheckData() {
     const bool fits = rule.dims[0] == "B" ? sequences.Add(check) : elements.Add(check);
     if (!fits) return TooMany(*call_->schema, "bounded inputs");
   }
-  if (elements.Instances() > 0) LOSSD_RETURN_IF_ERROR(RunStage(elements, 1));
-  if (sequences.Instances() > 0) LOSSD_RETURN_IF_ERROR(RunStage(sequences, 1));
-  const bool unchecked = elements.Instances() + sequences.Instances() == 0;
-  if (!call_->options.host_may_wait || (unchecked && rows_.host_count >= 0)) {
-    return absl::OkStatus();
-  }
-  ResultRecord found;
-  LOSSD_RETURN_IF_ERROR(backend_->device->CopyOut(&found, record_, sizeof(found)));
-  LOSSD_RETURN_IF_ERROR(backend_->device->Synchronize());
-  rows_.host_count = found.count;
-  return RecordStatus(*call_->schema, found);
+  return absl::OkStatus();
 }
 
-absl::Status HeadEngine::FillOutputs() {
-  FillStage fill;
+absl::Status HeadEngine::AddFills(RowStart* start) const {
+  FillStage& fill = start->fill;
   fill.rows = head_.rows;
-  fill.counted = rows_.counted;
   for (const BoundTensor& bound : call_->binding->tensors()) {
     const FieldRule& rule = *bound.rule;
     if (!rule.is_output() || rule.dims[0] != "N") continue;
@@ -110,9 +91,7 @@ absl::Status HeadEngine::FillOutputs() {
       return TooMany(*call_->schema, "outputs");
     }
   }
-  // Every row counts: nothing to fill.
-  if (rows_.host_count == head_.rows) return absl::OkStatus();
-  return RunStage(fill, fill.Instances());
+  return absl::OkStatus();
 }
 
 HeadPass HeadEngine::MakePass(const HeadProblem& head, const RowProgram& program,
@@ -148,7 +127,10 @@ absl::Status HeadEngine::RunHeadTwice(const RowProgram& statistics,
                                       MakePass(head_, gradient, second), &plan_);
 }
 
-PendingResult HeadEngine::Finish() {
+absl::StatusOr<PendingResult> HeadEngine::Finish() {
+  if (call_->options.record_copy != nullptr) {
+    LOSSD_RETURN_IF_ERROR(RunStage(RecordCopyStage{record_, call_->options.record_copy}, 1));
+  }
   PendingResult result;
   result.record = record_;
   result.plan = std::move(plan_);

@@ -53,14 +53,14 @@ class HeadEngine {
   absl::Status RunHeadTwice(const RowProgram& statistics, const std::vector<StageRun>& between,
                             const RowProgram& gradient, const HeadOutputs& outputs);
 
-  PendingResult Finish();
+  absl::StatusOr<PendingResult> Finish();
 
  private:
   HeadEngine(const OpCall& call, Backend& backend, const HeadProblem& head)
       : call_(&call), backend_(&backend), head_(head) {}
 
-  absl::Status CheckData();
-  absl::Status FillOutputs();
+  absl::Status AddChecks(RowStart* start) const;
+  absl::Status AddFills(RowStart* start) const;
   HeadPass MakePass(const HeadProblem& head, const RowProgram& program,
                     const HeadOutputs& outputs) const;
 

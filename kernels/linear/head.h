@@ -47,7 +47,8 @@ LOSSD_HD float TransformLogit(const HeadProblem& head, float raw, float inverse_
 
 // The rows that count, in order. On a GPU the arrays lie in device memory.
 struct RowSet {
-  int32_t* index = nullptr;    // [N]: the first *count entries are row numbers, the others -1
+  // [N]: the first *count entries are row numbers, the others -1. Without a host_count: i on a row that counts, else -1.
+  int32_t* index = nullptr;
   uint8_t* counted = nullptr;  // [N]
   int64_t* count = nullptr;    // [1]
   int64_t host_count =

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "kernels/core/result_record.h"
 #include "kernels/linear/head.h"
+#include "kernels/linear/row_start.h"
 #include "kernels/objectives/objectives.h"
 
 namespace lossd {
@@ -43,9 +44,11 @@ class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
 
-  // Fills `rows` from mask, target and ignore_index: index and counted are taken from the workspace, count is given. host_count is
-  // set only if the host knows it without waiting for the device.
-  virtual absl::Status SelectRows(const HeadProblem& head, RowSet* rows) = 0;
+  // Clears start.record and finds the rows that count: rows->index and counted are taken from the workspace, count is start.record->count.
+  // Then the checks of `start`, and the fill of outputs of the other rows. If the host may wait, host_count is set on return, wrong data
+  // are in *found (an empty record if there are none), and then nothing was filled.
+  virtual absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
+                                 ResultRecord* found) = 0;
 
   // Runs instances 0 ... count - 1 of a stage, each by one team, in no order.
   virtual absl::Status RunStage(const Stage& stage, int64_t count) = 0;

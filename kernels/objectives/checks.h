@@ -30,7 +30,8 @@ struct FillStage {
   Output outputs[kMaxOutputs];
   int32_t output_count = 0;
   int64_t rows = 0;
-  const uint8_t* counted = nullptr;  // [rows]
+  const uint8_t* counted = nullptr;      // [rows]
+  const ResultRecord* record = nullptr;  // nothing is written if it has an error
 
   // Ignores an absent view. False if there is no place left.
   bool Add(const RowsView& view, Fill fill) {
@@ -39,10 +40,11 @@ struct FillStage {
     outputs[output_count++] = {view, fill};
     return true;
   }
-  int64_t Instances() const { return output_count == 0 ? 0 : (rows + kRows - 1) / kRows; }
+  LOSSD_HD int64_t Instances() const { return output_count == 0 ? 0 : (rows + kRows - 1) / kRows; }
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t instance) const {
+    if (record->code != 0) return;
     const int64_t begin = instance * kRows;
     const int64_t end = begin + kRows < rows ? begin + kRows : rows;
     for (int32_t o = 0; o < output_count; ++o) {
@@ -155,7 +157,7 @@ struct ElementCheckStage {
     checks[check_count++] = check;
     return true;
   }
-  int64_t Instances() const { return check_count == 0 ? 0 : 1; }
+  LOSSD_HD int64_t Instances() const { return check_count == 0 ? 0 : 1; }
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t) const {
@@ -198,7 +200,7 @@ struct SequenceCheckStage {
     checks[check_count++] = check;
     return true;
   }
-  int64_t Instances() const { return cu_seqlens || check_count > 0 ? 1 : 0; }
+  LOSSD_HD int64_t Instances() const { return cu_seqlens || check_count > 0 ? 1 : 0; }
 
   LOSSD_HD int64_t Begin(int64_t sequence) const {
     return cu_seqlens ? cu_seqlens.Index(sequence) : 0;
@@ -247,6 +249,20 @@ struct SequenceCheckStage {
       if (counted[i] != 0) return true;
     }
     return false;
+  }
+};
+
+// The record to where the client reads it. One instance.
+struct RecordCopyStage {
+  const ResultRecord* from = nullptr;
+  ResultRecord* to = nullptr;
+
+  template <class Team>
+  LOSSD_HD void Run(Team& team, int64_t) const {
+    constexpr int kWords = sizeof(ResultRecord) / sizeof(int64_t);
+    for (int w = team.rank(); w < kWords; w += team.size()) {
+      reinterpret_cast<int64_t*>(to)[w] = reinterpret_cast<const int64_t*>(from)[w];
+    }
   }
 };
 

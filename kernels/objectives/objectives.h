@@ -27,6 +27,7 @@ using RowProgram = std::variant<LogprobRows,           //
 using Stage = std::variant<FillStage,               //
                            ElementCheckStage,       //
                            SequenceCheckStage,      //
+                           RecordCopyStage,         //
                            LogprobEndStage,         //
                            CrossEntropyStartStage,  //
                            CrossEntropyEndStage,    //

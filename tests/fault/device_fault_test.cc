@@ -27,9 +27,6 @@ class FaultyDevice final : public Device {
   absl::Status CopyOut(void* to, const void* from, uint64_t bytes) override {
     return Fails() ? error_ : device_.CopyOut(to, from, bytes);
   }
-  absl::Status CopyWithin(void* to, const void* from, uint64_t bytes) override {
-    return Fails() ? error_ : device_.CopyWithin(to, from, bytes);
-  }
   absl::Status Zero(void* to, uint64_t bytes) override {
     return Fails() ? error_ : device_.Zero(to, bytes);
   }

@@ -1,5 +1,5 @@
 // A client process and a server process on one GPU: results over CUDA IPC, order by events, what the boundary costs, and the whole
-// LinearCrossEntropy beside the three products. Usage: remote_bench LOSSD_BINARY [small]
+// LinearCrossEntropy beside the three products. Usage: remote_bench LOSSD_BINARY [small] [client-spin-us=N] [server flags...]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,9 +13,9 @@
 #include "client/cpp/client.h"
 #include "kernels/core/registry.h"
 #include "kernels/core/result_record.h"
-#include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/gpu/bench_data.h"
+#include "tests/gpu/bench_device.h"
 #include "tests/gpu/bench_products.h"
 
 namespace lossd {
@@ -24,18 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 int failures = 0;
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::cerr << status << std::endl;
-  std::exit(1);
-}
-void Check(cudaError_t error) { Check(CudaStatus(error, "run the benchmark")); }
-template <class T>
-T OrDie(absl::StatusOr<T> result) {
-  Check(result.status());
-  return *std::move(result);
-}
 
 void Expect(bool good, const char* what) {
   std::printf("  %-4s %s\n", good ? "ok" : "FAIL", what);
@@ -275,7 +263,16 @@ void MeasureOverhead(Client& client, Events& events, cudaStream_t stream) {
     Check(cudaStreamSynchronize(stream));
     if (i >= 100) local.push_back(since(begin));
   }
+  std::vector<double> idle;
+  for (int i = 0; i < 600; ++i) {
+    const auto called = Clock::now();
+    OrDie(client.Run(request, absl::Seconds(20)));
+    if (i >= 100) idle.push_back(since(called));
+    Check(cudaStreamWaitEvent(stream, events.done));
+    Check(cudaStreamSynchronize(stream));
+  }
   std::printf("  enqueue on the stream                      %s\n", Spread(enqueue).c_str());
+  std::printf("  the same, the client's stream idle         %s\n", Spread(idle).c_str());
   std::printf("  client kernel -> server op -> client sync  %s\n", Spread(trip).c_str());
   std::printf("  DONE, call to reply                        %s\n", Spread(done).c_str());
   std::printf("  two local kernels and a sync               %s\n", Spread(local).c_str());
@@ -321,6 +318,20 @@ void MeasureLocal() {
       times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
   }
   std::printf("  the same op in this process, with sync     %s\n", Spread(times).c_str());
+  times.clear();
+  for (int i = 0; i < 600; ++i) {
+    AdmittedOp admitted = OrDie(Admit(registry, op, memory));
+    LaunchedOp launched;
+    RunOptions options;
+    options.host_may_wait = false;
+    backend.device->workspace().Reset();
+    const auto begin = Clock::now();
+    Check(Launch(admitted, options, backend, &launched));
+    if (i >= 100)
+      times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+    Check(backend.device->Synchronize());
+  }
+  std::printf("  its launches alone                         %s\n", Spread(times).c_str());
   Check(cudaFree(memory.data));
 }
 
@@ -333,36 +344,44 @@ void MeasureLarge(Client& client, cudaStream_t stream) {
   Check(cudaMalloc(&logits, n * v * 2));
   Check(cudaMalloc(&dw16, v * h * 2));
   Check(cudaMalloc(&dx16, n * h * 2));
-  CublasLt library = OrDie(CublasLt::Create(uint64_t{64} << 20));
+  CublasLt library = OrDie(CublasLt::Create(uint64_t{64} << 20, false));
+  CublasLt by_table = OrDie(CublasLt::Create(uint64_t{64} << 20));
   const BenchProducts products = {n, h, v, call.hidden.data, call.weight.data, logits, dx16, dw16};
-  std::vector<double> remote, plain, ratio;
+  std::vector<double> remote, plain, table, ratio, table_ratio;
   std::string plan;
   const auto start = Clock::now();
   for (int i = 0; i < 400; ++i) {
-    auto begin = Clock::now();
-    Check(products.Run(library, stream));
-    Check(cudaStreamSynchronize(stream));
-    const double product_ms =
-        std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-    begin = Clock::now();
-    const auto reply = OrDie(client.Run(call.op));
-    const double remote_ms =
-        std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+    const auto time_ms = [](auto work) {
+      const auto begin = Clock::now();
+      work();
+      return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+    };
+    const auto multiply = [&](CublasLt& with) {
+      Check(products.Run(with, stream));
+      Check(cudaStreamSynchronize(stream));
+    };
+    v1::OpReply reply;
+    // Every second time the yardstick is the library's own choice of algorithms.
+    const bool own = i % 2 == 0;
+    const double product_ms = time_ms([&] { multiply(own ? library : by_table); });
+    const double remote_ms = time_ms([&] { reply = OrDie(client.Run(call.op)); });
     const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
     if (elapsed < 3) continue;  // hot first
-    plain.push_back(product_ms * 1000);
+    (own ? plain : table).push_back(product_ms * 1000);
     remote.push_back(remote_ms * 1000);
-    ratio.push_back(remote_ms / product_ms);
+    (own ? ratio : table_ratio).push_back(remote_ms / product_ms);
     plan = reply.plan();
-    if (elapsed > 9) break;
+    if (elapsed > 12) break;
   }
   std::printf(
       "LinearCrossEntropy from another process, N 8192 H 4096 V 128256 bf16, grad_weight f32, "
       "server workspace 2.2 GB\n");
   std::printf("  three products                             %s\n", Spread(plain).c_str());
+  std::printf("    by our table of algorithms               %s\n", Spread(table).c_str());
   std::printf("  lossd, call to reply                       %s\n", Spread(remote).c_str());
-  std::printf("  ratio                                      %9.3f     (plan: %s)\n", Median(ratio),
-              plan.c_str());
+  std::printf(
+      "  ratio                                      %9.3f     (by the table %.3f; plan: %s)\n",
+      Median(ratio), Median(table_ratio), plan.c_str());
   std::fflush(stdout);
   if (std::system(
           "nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader") !=
@@ -373,16 +392,27 @@ void MeasureLarge(Client& client, cudaStream_t stream) {
 
 int Main(int argc, char** argv) {
   if (argc < 2) {
-    std::cerr << "usage: remote_bench LOSSD_BINARY [small]\n";
+    std::cerr << "usage: remote_bench LOSSD_BINARY [small] [client-spin-us=N] [server flags...]\n";
     return 2;
   }
-  const bool small = argc > 2 && std::string(argv[2]) == "small";
+  bool small = false;
+  std::optional<absl::Duration> spin;
   PrivateServer::Options options;
   options.binary = argv[1];
   options.flags = {"--backend=cuda", "--workspace=2200000000"};
+  for (int i = 2; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "small") {
+      small = true;
+    } else if (argument.rfind("client-spin-us=", 0) == 0) {
+      spin = absl::Microseconds(std::atoi(argument.c_str() + 15));
+    } else {
+      options.flags.push_back(argument);
+    }
+  }
   const auto server = OrDie(PrivateServer::Start(options));
   const auto client =
-      OrDie(Client::Connect({.address = server->address(), .name = "remote_bench"}));
+      OrDie(Client::Connect({.address = server->address(), .name = "remote_bench", .spin = spin}));
   std::printf("server: %s, MPS %s\n", client->server_info().device().c_str(),
               client->server_info().mps() ? "on" : "off");
   cudaStream_t stream;

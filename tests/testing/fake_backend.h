@@ -36,9 +36,6 @@ class FakeDevice : public Device {
   absl::Status CopyOut(void* host, const void* device, uint64_t bytes) override {
     return Copy(host, device, bytes);
   }
-  absl::Status CopyWithin(void* to, const void* from, uint64_t bytes) override {
-    return Copy(to, from, bytes);
-  }
   absl::Status Zero(void* device, uint64_t bytes) override {
     std::memset(device, 0, bytes);
     return absl::OkStatus();

@@ -156,7 +156,9 @@ TEST(FillTest, OnlyRowsThatDoNotCount) {
   std::vector<uint16_t> halves = {9, 9, 9};
   std::vector<uint8_t> marks = {9, 9, 9};
   std::vector<float> stats(27, 9);
+  const ResultRecord record;
   FillStage fill;
+  fill.record = &record;
   fill.rows = 3;
   fill.counted = counted.data();
   EXPECT_TRUE(fill.Add(View(&reals, DType::kF32), Fill::kZero));
@@ -180,7 +182,9 @@ TEST(FillTest, WideRowsAndSeveralInstances) {
   std::vector<uint8_t> counted(rows, 1);
   counted[1] = counted[rows - 1] = 0;
   std::vector<float> wide(rows * FillStage::kWide, 9);
+  const ResultRecord record;
   FillStage fill;
+  fill.record = &record;
   fill.rows = rows;
   fill.counted = counted.data();
   EXPECT_TRUE(fill.Add(View(&wide, DType::kF32, FillStage::kWide), Fill::kZero));
