@@ -10,12 +10,15 @@ class BlockTeam {
  public:
   static constexpr int kThreads = 256;
 
-  // `scratch` is shared memory of the block, one word for each warp and one for the result.
-  __device__ explicit BlockTeam(int64_t* scratch) : scratch_(scratch) {}
+  // Shared memory of the block: `scratch` has one word for each warp and one for the result, `counters` kTeamCounters.
+  __device__ BlockTeam(int64_t* scratch, uint32_t* counters)
+      : scratch_(scratch), counters_(counters) {}
 
   __device__ int rank() const { return threadIdx.x; }
   __device__ int size() const { return kThreads; }
   __device__ void Sync() { __syncthreads(); }
+  __device__ uint32_t* counters() { return counters_; }
+  __device__ void Count(uint32_t* counter) { atomicAdd(counter, 1u); }
 
   __device__ double Sum(double value) {
     return Reduce(value, [](double a, double b) { return a + b; });
@@ -57,6 +60,7 @@ class BlockTeam {
   }
 
   int64_t* scratch_;
+  uint32_t* counters_;
 };
 
 }  // namespace lossd

@@ -12,7 +12,8 @@ template <class S>
 __global__ void __launch_bounds__(BlockTeam::kThreads)
     StageKernel(const __grid_constant__ S stage, int64_t count) {
   __shared__ int64_t scratch[BlockTeam::kThreads / 32 + 1];
-  BlockTeam team(scratch);
+  __shared__ uint32_t counters[kTeamCounters];
+  BlockTeam team(scratch, counters);
   for (int64_t instance = blockIdx.x; instance < count; instance += gridDim.x) {
     stage.Run(team, instance);
   }

@@ -8,6 +8,7 @@
 #include "kernels/objectives/cross_entropy.h"
 #include "kernels/objectives/logprob.h"
 #include "kernels/objectives/policy.h"
+#include "kernels/objectives/policy_select.h"
 
 namespace lossd {
 
@@ -32,7 +33,9 @@ using Stage = std::variant<FillStage,               //
                            CrossEntropyEndStage,    //
                            PolicySequenceStage,     //
                            PolicyStartStage,        //
+                           PolicySelectStage,       //
                            PolicyRowStage,          //
+                           PolicyShareStage,        //
                            PolicyEndStage>;
 
 }  // namespace lossd

@@ -4,6 +4,7 @@
 #include "kernels/ops/linear_logprob_backward.h"
 #include "kernels/ops/linear_policy_loss.h"
 #include "kernels/ops/ops.h"
+#include "kernels/ops/policy_loss.h"
 
 namespace lossd {
 

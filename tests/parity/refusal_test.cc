@@ -45,7 +45,15 @@ RequestSpec FullSpec(const std::string& op) {
                    "off_policy_threshold=1",
         .outputs =
             "loss row_loss ratio importance_weight kl logprob lse entropy grad_hidden grad_weight "
-            "grad_bias"}}};
+            "grad_bias"}},
+      {"PolicyLoss",
+       {.inputs = "logprob entropy kl_logprob mask advantage old_logprob ref_logprob "
+                  "sampler_logprob cu_seqlens row_weight sequence_weight pg_weight "
+                  "sequence_pg_weight entropy_mask cov_selected d_loss",
+        .options = "kind=CLIP_COV clip_low=0.2 clip_high=0.3 kl_estimator=K3 kl_coef=0.1 "
+                   "entropy_kind=TRUE entropy_coef=0.01 is_level=TOKEN is_mode=TRUNCATE is_max=2 "
+                   "off_policy_threshold=1",
+        .outputs = "loss row_loss ratio importance_weight kl d_logprob d_entropy d_kl_logprob"}}};
   const auto found = kSpecs->find(op);
   RequestSpec spec = found == kSpecs->end() ? RequestSpec() : found->second;
   spec.op = op;

@@ -185,6 +185,8 @@ v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, v1::DType model) {
       value = std::floor(unit(random_) * static_cast<double>(dims.at("V")));
     } else if (set == v1::MASK) {
       value = i == 1 ? 0 : 1;
+    } else if (rule.name == "entropy") {
+      value = 0.3 + 2.7 * unit(random_);
     } else if (rule.tensor.units() == "nats") {
       value = -0.3 - 2.7 * unit(random_);
     } else if (set == v1::FLOAT32 && rule.tensor.units() == "1") {
