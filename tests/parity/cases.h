@@ -92,7 +92,7 @@ inline std::vector<OptionCase> PolicyKindCases() {
        "kind=CLIP_COV cov_ratio=0.3 cov_low=-9 cov_high=9 cov_seed=1"},
       {op, tokens, server, "", "cov_ratio=0.8"},
       {op, tokens, server, "", "cov_low=0.1"},
-      {op, tokens, server, "", "cov_high=0.05"},
+      {op, tokens, server, "", "cov_high=0", 9},
       {op, tokens, server, "", "cov_seed=2"},
       {op, tokens, reinforce, "", "kind=KL_COV kl_cov_coef=0.5 cov_ratio=0.3"},
       {op, tokens, kl_cov, "", "kl_cov_coef=1.5"},
