@@ -8,6 +8,9 @@
 #include "kernels/objectives/cross_entropy.h"
 #include "kernels/objectives/logprob.h"
 #include "kernels/objectives/policy.h"
+#include "kernels/objectives/preference.h"
+#include "kernels/objectives/sequence_stages.h"
+#include "kernels/objectives/unpaired.h"
 
 namespace lossd {
 
@@ -21,7 +24,9 @@ using RowProgram = std::variant<LogprobRows,           //
                                 CrossEntropyRows,      //
                                 PolicyRows,            //
                                 PolicyStatisticsRows,  //
-                                PolicyGradientRows>;
+                                PolicyGradientRows,    //
+                                KeepStatisticsRows,    //
+                                LogprobGradientRows>;
 
 // A stage is a trivially copyable struct with: template <class Team> void Run(Team& team, int64_t instance) const.
 using Stage = std::variant<FillStage,               //
@@ -33,7 +38,15 @@ using Stage = std::variant<FillStage,               //
                            PolicySequenceStage,     //
                            PolicyStartStage,        //
                            PolicyRowStage,          //
-                           PolicyEndStage>;
+                           PolicyEndStage,          //
+                           NllMaskStage,            //
+                           PreferencePairStage,     //
+                           PreferenceRankStage,     //
+                           PreferenceValueStage,    //
+                           UnpairedSequenceStage,   //
+                           SequenceTotalsStage,     //
+                           SequenceRowStage,        //
+                           SequenceEndStage>;
 
 }  // namespace lossd
 
