@@ -27,7 +27,7 @@ struct ResultRecord {
   double sum = 0;
   double weight_sum = 0;
   double z_sum = 0;
-  double nll_sum = 0;     // negative log-likelihood beside a preference loss, and its tokens
+  double nll_sum = 0;  // negative log-likelihood beside a preference loss, and its tokens
   int64_t nll_count = 0;
   MetricRecord metrics[kMaxMetrics];  // by the operation's list of metric names
 };

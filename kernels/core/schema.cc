@@ -303,10 +303,10 @@ absl::Status BindDims(const FieldRule& rule, const v1::Tensor& tensor, Dims* dim
     if (!dims->Has(dim.name)) {
       dims->Set(dim.name, of_name);
     } else if ((*dims)[dim.name] != of_name) {
-      return FieldError(rule.name,
-                        absl::StrCat("of extent ", dim.Extent((*dims)[dim.name]), " in dimension ",
-                                     rule.dims[d]),
-                        ShapeText(tensor));
+      return FieldError(
+          rule.name,
+          absl::StrCat("of extent ", dim.Extent((*dims)[dim.name]), " in dimension ", rule.dims[d]),
+          ShapeText(tensor));
     }
   }
   return absl::OkStatus();

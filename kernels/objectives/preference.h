@@ -223,8 +223,8 @@ struct PreferencePairStage {
     double sum = 0;
     for (int64_t i = s.Begin(sequence) + team.rank(); i < s.End(sequence); i += team.size()) {
       if (!s.InMask(i)) continue;
-      const float of_row = s.statistics != nullptr ? s.statistics[i].LogSumP2()
-                                                   : problem.log_sum_p2.F32(i);
+      const float of_row =
+          s.statistics != nullptr ? s.statistics[i].LogSumP2() : problem.log_sum_p2.F32(i);
       sum += static_cast<double>(s.Logprob(i)) - of_row;
     }
     sum = team.Sum(sum);

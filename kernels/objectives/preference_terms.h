@@ -222,8 +222,9 @@ LOSSD_HD PairTerm<Real> EvaluatePairTerm(const PreferenceOptions<Real>& options,
 // its negative. Melnyk et al. 2024 (AOT), with the logistic loss.
 template <class Real>
 LOSSD_HD ValueSlope<Real> EvaluateSortedTerm(const PreferenceTermOptions<Real>& term, Real above,
-                                        Real below) {
-  const ValueSlope<Real> loss = SmoothSigmoidLoss(term.beta * (above - below), term.label_smoothing);
+                                             Real below) {
+  const ValueSlope<Real> loss =
+      SmoothSigmoidLoss(term.beta * (above - below), term.label_smoothing);
   return {loss.value, term.beta * loss.slope};
 }
 

@@ -91,7 +91,8 @@ struct SequenceProblem {
   CountDenominator denominator_from = CountDenominator::kGiven;
 
   // Workspace.
-  const uint8_t* counted = nullptr;  // [N]: rows of the mask, and those of the likelihood term alone
+  const uint8_t* counted =
+      nullptr;  // [N]: rows of the mask, and those of the likelihood term alone
   RowStatistics* statistics = nullptr;  // [N]; null where the log-probabilities are given
   SequenceFacts* facts = nullptr;       // [sequences]
   GroupFacts* group = nullptr;          // [groups]
@@ -101,9 +102,7 @@ struct SequenceProblem {
   ResultRecord* record = nullptr;
 
   // Whether a row that is counted takes part in more than the likelihood term.
-  LOSSD_HD bool InMask(int64_t row) const {
-    return counted[row] != 0 && (!mask || mask.Mask(row));
-  }
+  LOSSD_HD bool InMask(int64_t row) const { return counted[row] != 0 && (!mask || mask.Mask(row)); }
   // Whether a row is a token of the likelihood term.
   LOSSD_HD bool IsNllToken(int64_t row, Side side) const {
     if (nll_coef == 0 || side != Side::kFirst || counted[row] == 0) return false;

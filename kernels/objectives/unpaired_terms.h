@@ -55,7 +55,7 @@ LOSSD_HD ValueSlope<Real> BcoLoss(Real beta, Real delta, bool desirable, Real x)
 // v(x) with its class weight, and dv/dx. A weight of 0 removes the sequence.
 template <class Real>
 LOSSD_HD ValueSlope<Real> EvaluateUnpaired(const UnpairedOptions<Real>& options, Real baseline,
-                                      bool desirable, Real x) {
+                                           bool desirable, Real x) {
   ValueSlope<Real> loss;
   switch (options.type) {
     case UnpairedType::kKto:

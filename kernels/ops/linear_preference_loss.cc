@@ -33,8 +33,8 @@ absl::StatusOr<PendingResult> LinearPreferenceLossOp::EnqueueRequest(
   sequences.lse = BindColumn(request.lse(), binding);
   sequences.entropy = BindColumn(request.entropy(), binding);
   LOSSD_RETURN_IF_ERROR(AllocateSequencesOfHead(
-      kPreferenceMetrics, request.head_metrics() ? static_cast<int>(kSequenceRowMetrics) : 0, request.reference(),
-      binding, &engine, &sequences));
+      kPreferenceMetrics, request.head_metrics() ? static_cast<int>(kSequenceRowMetrics) : 0,
+      request.reference(), binding, &engine, &sequences));
   LOSSD_RETURN_IF_ERROR(AllocatePreference(&engine, &problem));
 
   HeadOutputs outputs;

@@ -28,9 +28,9 @@ absl::StatusOr<PendingResult> LinearUnpairedLossOp::EnqueueRequest(
   sequences.logprob = BindColumn(request.logprob(), binding);
   sequences.lse = BindColumn(request.lse(), binding);
   sequences.entropy = BindColumn(request.entropy(), binding);
-  LOSSD_RETURN_IF_ERROR(AllocateSequencesOfHead(
-      kUnpairedMetrics, request.head_metrics() ? kUnpairedRowMetrics : 0, request.reference(),
-      binding, &engine, &sequences));
+  LOSSD_RETURN_IF_ERROR(AllocateSequencesOfHead(kUnpairedMetrics,
+                                                request.head_metrics() ? kUnpairedRowMetrics : 0,
+                                                request.reference(), binding, &engine, &sequences));
 
   HeadOutputs outputs;
   outputs.gradients = BindGradients(request.gradients(), binding);

@@ -88,8 +88,7 @@ PreferenceProblem BindPreference(const v1::PreferenceTerms& preference,
   sequences.ld_alpha = preference.ld_alpha();
   sequences.nll_coef = preference.nll_coef();
   sequences.nll_denominator = preference.nll_denominator();
-  sequences.nll_denominator_from =
-      static_cast<CountDenominator>(preference.nll_denominator_from());
+  sequences.nll_denominator_from = static_cast<CountDenominator>(preference.nll_denominator_from());
   sequences.loss = column(outputs.loss());
   problem.pair_loss = column(outputs.pair_loss());
   problem.chosen_logp = column(outputs.chosen_logp());
@@ -132,9 +131,9 @@ std::vector<StageRun> PreferenceStages(const PreferenceProblem& problem) {
 }
 
 std::vector<std::string> PreferenceMetricNames() {
-  return {"pair_loss",       "chosen_logp",           "rejected_logp",
-          "chosen_reward",   "rejected_reward",       "margin",
-          "accuracy",        "wpo_weight",            "head_entropy",
+  return {"pair_loss",         "chosen_logp",         "rejected_logp",
+          "chosen_reward",     "rejected_reward",     "margin",
+          "accuracy",          "wpo_weight",          "head_entropy",
           "chosen_mean_logit", "rejected_mean_logit", "chosen_token_accuracy"};
 }
 

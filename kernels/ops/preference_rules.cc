@@ -85,11 +85,11 @@ absl::Status CheckTerm(const PreferenceTerms& p, int index) {
   const std::string type = NameOf(v1::PreferenceType_descriptor(), term.type());
   const std::string with = absl::StrCat("with type ", type);
   const std::string smoothing = prefix + "label_smoothing";
-  LOSSD_RETURN_IF_ERROR(
-      AbsentUnless(rules.smoothing, term.has_label_smoothing(), smoothing, with));
+  LOSSD_RETURN_IF_ERROR(AbsentUnless(rules.smoothing, term.has_label_smoothing(), smoothing, with));
   LOSSD_RETURN_IF_ERROR(AbsentUnless(rules.margin, term.has_margin(), prefix + "margin", with));
   LOSSD_RETURN_IF_ERROR(AbsentUnless(rules.tau, term.has_tau(), prefix + "tau", with));
-  LOSSD_RETURN_IF_ERROR(AbsentUnless(rules.delta, term.has_bco_delta(), prefix + "bco_delta", with));
+  LOSSD_RETURN_IF_ERROR(
+      AbsentUnless(rules.delta, term.has_bco_delta(), prefix + "bco_delta", with));
   LOSSD_RETURN_IF_ERROR(CheckSmoothing(term, smoothing));
   if (term.type() == v1::PREFERENCE_TYPE_ORPO) {
     LOSSD_RETURN_IF_ERROR(

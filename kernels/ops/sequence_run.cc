@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/objectives/logprob.h"
@@ -109,8 +108,8 @@ RowsView WorkspaceColumn(void* data, DType dtype, int64_t rows) {
 absl::Status AllocateSequences(int group_metrics, HeadEngine* engine, SequenceProblem* problem) {
   problem->counted = engine->rows().counted;
   problem->record = engine->record();
-  LOSSD_ASSIGN_OR_RETURN(problem->facts, engine->Allocate<SequenceFacts>(problem->sequences,
-                                                                         "facts of a sequence"));
+  LOSSD_ASSIGN_OR_RETURN(
+      problem->facts, engine->Allocate<SequenceFacts>(problem->sequences, "facts of a sequence"));
   LOSSD_ASSIGN_OR_RETURN(problem->group,
                          engine->Allocate<GroupFacts>(problem->groups, "facts of a group"));
   LOSSD_ASSIGN_OR_RETURN(problem->totals, engine->Allocate<SequenceTotals>(1, "totals"));
@@ -128,8 +127,8 @@ absl::Status AllocateSequencesOfHead(int group_metrics, int row_metrics,
     LOSSD_RETURN_IF_ERROR(
         AllocateMetrics(row_metrics, problem->rows, engine, &problem->row_metrics));
   }
-  LOSSD_ASSIGN_OR_RETURN(problem->statistics, engine->Allocate<RowStatistics>(
-                                                  problem->rows, "statistics of a row"));
+  LOSSD_ASSIGN_OR_RETURN(problem->statistics,
+                         engine->Allocate<RowStatistics>(problem->rows, "statistics of a row"));
   LOSSD_ASSIGN_OR_RETURN(float* d_logprob, engine->Allocate<float>(problem->rows, "d_logprob"));
   problem->d_logprob = WorkspaceColumn(d_logprob, DType::kF32, problem->rows);
   if (!reference.has_ref_hidden()) return absl::OkStatus();

@@ -20,8 +20,7 @@ absl::Status CheckUnpairedTerms(const v1::UnpairedTerms& unpaired, const v1::Ref
                                 const Dims& dims, bool wants_gradient) {
   LOSSD_RETURN_IF_ERROR(CheckReference(UseOf(unpaired), head, dims));
   const bool kto = unpaired.type() == v1::UNPAIRED_TYPE_KTO;
-  LOSSD_RETURN_IF_ERROR(
-      GivenIf(kto, unpaired.has_kl_baseline(), "kl_baseline", "with type KTO"));
+  LOSSD_RETURN_IF_ERROR(GivenIf(kto, unpaired.has_kl_baseline(), "kl_baseline", "with type KTO"));
   LOSSD_RETURN_IF_ERROR(
       AbsentUnless(kto, unpaired.has_kl_baseline(), "kl_baseline", "without type KTO"));
   LOSSD_RETURN_IF_ERROR(AbsentUnless(unpaired.type() == v1::UNPAIRED_TYPE_BCO,
@@ -57,9 +56,8 @@ std::vector<StageRun> UnpairedStages(const UnpairedProblem& problem) {
 }
 
 std::vector<std::string> UnpairedMetricNames() {
-  return {"sequence_loss",     "desirable_logp",  "undesirable_logp",
-          "desirable_reward",  "undesirable_reward", "head_entropy",
-          "desirable_mean_logit", "undesirable_mean_logit"};
+  return {"sequence_loss",      "desirable_logp", "undesirable_logp",     "desirable_reward",
+          "undesirable_reward", "head_entropy",   "desirable_mean_logit", "undesirable_mean_logit"};
 }
 
 static_assert(kUnpairedMetrics == 5 && kUnpairedRowMetrics == kRowFirstAccuracy);

@@ -2,28 +2,12 @@
 #ifndef LOSSD_TESTS_PARITY_CASES_H_
 #define LOSSD_TESTS_PARITY_CASES_H_
 
-#include <cstdint>
-#include <ostream>
-#include <string>
 #include <vector>
 
+#include "tests/parity/option_case.h"
+#include "tests/parity/sequence_cases.h"
+
 namespace lossd {
-
-struct OptionCase {
-  std::string op;
-  std::string inputs;   // optional inputs that the base call has, too
-  std::string options;  // of the base call
-  // What this case adds; its loss or one of its gradients must differ from the base call's.
-  std::string added_inputs;
-  std::string added_options;
-  uint64_t seed = 5;  // of the inputs: some options act on some inputs only
-};
-
-// For failure messages.
-inline std::ostream& operator<<(std::ostream& out, const OptionCase& c) {
-  return out << c.op << " " << c.inputs << " " << c.options << " + " << c.added_inputs << " "
-             << c.added_options;
-}
 
 inline const std::vector<OptionCase>& OptionCases() {
   static const auto* const kCases = new std::vector<OptionCase>{
@@ -131,7 +115,12 @@ inline const std::vector<OptionCase>& OptionCases() {
       {"LinearPolicyLoss", "target advantage sampler_logprob cu_seqlens", "kind=REINFORCE", "",
        "off_policy_threshold=0.3"},
   };
-  return *kCases;
+  static const auto* const kAllCases = new std::vector<OptionCase>([] {
+    std::vector<OptionCase> all = *kCases;
+    for (const OptionCase& c : SequenceCases()) all.push_back(c);
+    return all;
+  }());
+  return *kAllCases;
 }
 
 }  // namespace lossd

@@ -30,6 +30,7 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
 
   // Gradients that exist for the inputs at hand.
   std::string Gradients(const std::string& inputs) const {
+    if (schema().Find("grad_hidden") == nullptr) return "d_logprob";
     const bool bias = absl::StrContains(absl::StrCat(" ", inputs, " "), " bias ");
     return absl::StrCat("grad_hidden grad_weight", bias ? " grad_bias" : "");
   }
@@ -149,7 +150,9 @@ TEST_P(GradientTest, MatchesCentralDifferences) {
   std::normal_distribution<double> normal;
   for (const FieldRule& rule : schema().fields()) {
     if (!rule.tensor.differentiable()) continue;
-    const auto gradient = reply->outputs().find("grad_" + rule.name);
+    // Of the losses that take log-probabilities it is a derivative by name.
+    auto gradient = reply->outputs().find("grad_" + rule.name);
+    if (gradient == reply->outputs().end()) gradient = reply->outputs().find("d_" + rule.name);
     if (gradient == reply->outputs().end()) continue;
     const std::vector<double> grad = Elements(gradient->second);
     v1::Tensor* input = MutableTensor(MutableRequest(&op), rule);
@@ -219,6 +222,8 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
       {"head_metrics", "changes metrics only"},
       {"force_on_policy", "old moves with the log-probability: conformance vectors"},
       {"kl_straight_through", "value and gradient differ on purpose: conformance vectors"},
+      {"wpo", "its weight is a constant of the gradient: unit tests, conformance vectors"},
+      {"log_sum_p2", "part of that weight"},
       {"is_row_min", "conformance vectors"},
       {"is_row_max", "conformance vectors"},
       {"sequence_advantage", "conformance vectors"},
@@ -242,8 +247,10 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
   };
   for (const auto& op : runner.registry().ops()) {
     bool has_gradient = false;
-    for (const FieldRule& rule : op->schema().fields())
-      has_gradient |= absl::StartsWith(rule.name, "grad_");
+    for (const FieldRule& rule : op->schema().fields()) {
+      has_gradient |= absl::StartsWith(rule.name, "grad_") ||
+                      (rule.is_output() && absl::StartsWith(rule.name, "d_"));
+    }
     if (!has_gradient) continue;
     std::string text = " ";
     for (const OptionCase& c : OptionCases()) {
@@ -254,8 +261,13 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
     }
     for (const FieldRule& rule : op->schema().fields()) {
       if (rule.is_output() || rule.tensor.required() || reasons.count(rule.name) > 0) continue;
-      EXPECT_TRUE(absl::StrContains(text, absl::StrCat(" ", rule.name, rule.is_tensor ? " " : "=")))
+      const std::string ending = rule.is_tensor ? " " : rule.elements.empty() ? "=" : "[";
+      EXPECT_TRUE(absl::StrContains(text, absl::StrCat(" ", rule.name, ending)))
           << op->name() << "." << rule.name;
+      for (const FieldRule& element : rule.elements) {
+        EXPECT_TRUE(absl::StrContains(text, absl::StrCat("].", element.name, "=")))
+            << op->name() << "." << rule.name << "[]." << element.name;
+      }
     }
   }
 }

@@ -31,10 +31,9 @@ class RequestBuilder {
   // Aborts the test on a name that the operation does not have.
   v1::Op Build(const OpSchema& schema, const RequestSpec& spec);
 
-  std::map<std::string, int64_t> dims = {{"N", 7},    {"H", 5},       {"V", 11},
-                                         {"B", 3},    {"K", 4},       {"VocabTotal", 11},
-                                         {"TopK", 3}, {"Upstream", 1}, {"P", 2},
-                                         {"RefH", 3}};
+  std::map<std::string, int64_t> dims = {{"N", 7}, {"H", 5},           {"V", 11},   {"B", 3},
+                                         {"K", 4}, {"VocabTotal", 11}, {"TopK", 3}, {"Upstream", 1},
+                                         {"P", 2}, {"RefH", 3}};
 
  private:
   v1::Tensor MakeInput(const FieldRule& rule, v1::DType model);
