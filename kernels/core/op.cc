@@ -18,6 +18,7 @@ absl::Status RecordStatus(const OpSchema& schema, const ResultRecord& record) {
     if (rule.name == "temperature_rows") must_be = "finite and above 0 on every row that counts";
     if (rule.name == "cu_seqlens") must_be = "not decreasing, from 0 to the number of rows";
     if (rule.tensor.finite()) must_be = "finite on every row that counts";
+    if (rule.tensor.every_element()) must_be = "finite";
     if (rule.tensor.has_min_element()) {
       must_be = absl::StrCat("finite and at least ", rule.tensor.min_element());
     }

@@ -64,7 +64,6 @@ absl::Status HeadEngine::CheckData() {
   elements.count = rows_.count;
   elements.record = record_;
   SequenceCheckStage sequences;
-  sequences.sequences = call_->dims.Has("B") ? call_->dims["B"] : 1;
   sequences.rows = head_.rows;
   sequences.counted = rows_.counted;
   sequences.record = record_;
@@ -74,13 +73,16 @@ absl::Status HeadEngine::CheckData() {
     if (!rule.is_input()) continue;
     if (rule.name == "cu_seqlens") {
       sequences.cu_seqlens = MakeRowsView(bound.view, 0);
+      sequences.sequences = sequences.cu_seqlens.rows - 1;
       sequences.field = rule.index;
       continue;
     }
     ElementCheck check;
     if (!MakeCheck(rule, head_, bound.view, &check)) continue;
-    check.shared = rule.dims[0] != "N" && rule.dims[0] != "B";
-    const bool fits = rule.dims[0] == "B" ? sequences.Add(check) : elements.Add(check);
+    check.always = rule.tensor.every_element();
+    check.shared = check.always || (rule.dims[0] != "N" && rule.dims[0] != "B");
+    const bool of_sequences = rule.dims[0] == "B" && !check.always;
+    const bool fits = of_sequences ? sequences.Add(check) : elements.Add(check);
     if (!fits) return TooMany(*call_->schema, "bounded inputs");
   }
   if (elements.Instances() > 0) LOSSD_RETURN_IF_ERROR(RunStage(elements, 1));

@@ -9,6 +9,9 @@
 #include "kernels/objectives/logprob.h"
 #include "kernels/objectives/policy.h"
 #include "kernels/objectives/policy_select.h"
+#include "kernels/objectives/preference.h"
+#include "kernels/objectives/sequence_stages.h"
+#include "kernels/objectives/unpaired.h"
 
 namespace lossd {
 
@@ -22,7 +25,9 @@ using RowProgram = std::variant<LogprobRows,           //
                                 CrossEntropyRows,      //
                                 PolicyRows,            //
                                 PolicyStatisticsRows,  //
-                                PolicyGradientRows>;
+                                PolicyGradientRows,    //
+                                KeepStatisticsRows,    //
+                                LogprobGradientRows>;
 
 // A stage is a trivially copyable struct with: template <class Team> void Run(Team& team, int64_t instance) const.
 using Stage = std::variant<FillStage,               //
@@ -36,7 +41,15 @@ using Stage = std::variant<FillStage,               //
                            PolicySelectStage,       //
                            PolicyRowStage,          //
                            PolicyShareStage,        //
-                           PolicyEndStage>;
+                           PolicyEndStage,          //
+                           NllMaskStage,            //
+                           PreferencePairStage,     //
+                           PreferenceRankStage,     //
+                           PreferenceValueStage,    //
+                           UnpairedSequenceStage,   //
+                           SequenceTotalsStage,     //
+                           SequenceRowStage,        //
+                           SequenceEndStage>;
 
 }  // namespace lossd
 

@@ -3,8 +3,12 @@
 #include "kernels/ops/linear_logprob.h"
 #include "kernels/ops/linear_logprob_backward.h"
 #include "kernels/ops/linear_policy_loss.h"
+#include "kernels/ops/linear_preference_loss.h"
+#include "kernels/ops/linear_unpaired_loss.h"
 #include "kernels/ops/ops.h"
 #include "kernels/ops/policy_loss.h"
+#include "kernels/ops/preference_loss.h"
+#include "kernels/ops/unpaired_loss.h"
 
 namespace lossd {
 

@@ -117,6 +117,13 @@ std::string OutputsOf(const std::string& op) {
            "ids_logprob topk_ids topk_logprob";
   }
   if (op == "PolicyLoss") return "loss row_loss ratio d_logprob";
+  const std::string pairs =
+      "loss pair_loss chosen_logp rejected_logp chosen_reward rejected_reward ";
+  const std::string sequences = "loss sequence_loss sequence_logp reward ";
+  if (op == "PreferenceLoss") return pairs + "d_logprob";
+  if (op == "UnpairedLoss") return sequences + "d_logprob";
+  if (op == "LinearPreferenceLoss") return pairs + "logprob lse entropy " + gradients;
+  if (op == "LinearUnpairedLoss") return sequences + "logprob lse entropy " + gradients;
   return "loss logprob lse entropy row_loss " + gradients;
 }
 
@@ -125,7 +132,7 @@ v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Shape& sha
                  v1::DType model) {
   RequestBuilder builder;
   builder.dims["N"] = shape.rows;
-  builder.dims["H"] = shape.hidden;
+  builder.dims["H"] = builder.dims["RefH"] = shape.hidden;
   builder.dims["V"] = builder.dims["VocabTotal"] = shape.vocab;
   RequestSpec spec;
   spec.op = c.op;
@@ -148,9 +155,9 @@ v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Shape& sha
     MutableTensor(MutableRequest(&op), *rule)->set_dtype(model);
   }
   // Logits of a few nats, whatever the hidden size.
-  for (const char* name : {"hidden", "weight"}) {
+  for (const char* name : {"hidden", "weight", "ref_hidden", "ref_weight"}) {
     const FieldRule* rule = registry.Find(c.op)->schema().Find(name);
-    if (rule == nullptr) continue;  // no head
+    if (rule == nullptr || !HasField(*MutableRequest(&op), *rule)) continue;
     v1::Tensor* tensor = MutableTensor(MutableRequest(&op), *rule);
     std::vector<double> values = Elements(*tensor);
     for (double& value : values) value *= std::pow(5.0 / std::max<int64_t>(shape.hidden, 5), 0.25);
@@ -260,7 +267,11 @@ std::vector<OptionCase> MainCases() {
       {"LinearLogprob", "target ids", "", "", "top_k=3"},
       {"LinearLogprobBackward", "target d_logprob entropy d_entropy", "", "ids d_ids_logprob", ""},
       {"LinearPolicyLoss", "target advantage old_logprob ref_logprob",
-       "kind=PPO clip_low=0.9 clip_high=20", "", "kl_estimator=K3 kl_coef=0.3"}};
+       "kind=PPO clip_low=0.9 clip_high=20", "", "kl_estimator=K3 kl_coef=0.3"},
+      {"LinearPreferenceLoss", "target ref_hidden ref_weight",
+       "pairing=HALVES terms[0].type=SIGMOID terms[0].beta=0.1", "mask nll_mask",
+       "nll_coef=0.5 nll_denominator=9"},
+      {"LinearUnpairedLoss", "target ref_logprob kl_baseline", "type=KTO beta=0.1", "mask", ""}};
 }
 
 TEST_F(ParityTest, RaggedVocabulary) {

@@ -2,34 +2,15 @@
 #ifndef LOSSD_TESTS_PARITY_CASES_H_
 #define LOSSD_TESTS_PARITY_CASES_H_
 
-#include <cstdint>
-#include <ostream>
-#include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "tests/parity/option_case.h"
+#include "tests/parity/sequence_cases.h"
 
 namespace lossd {
-
-struct OptionCase {
-  std::string op;
-  std::string inputs;   // optional inputs that the base call has, too
-  std::string options;  // of the base call
-  // What this case adds; its loss or one of its gradients must differ from the base call's.
-  std::string added_inputs;
-  std::string added_options;
-  uint64_t seed = 5;  // of the inputs: some options act on some inputs only
-  // Factors of the value are constants of its gradient: no finite differences.
-  bool has_constants = false;
-};
-
-// For failure messages.
-inline std::ostream& operator<<(std::ostream& out, const OptionCase& c) {
-  return out << c.op << " " << c.inputs << " " << c.options << " + " << c.added_inputs << " "
-             << c.added_options;
-}
 
 // Kinds of the policy loss beside those in OptionCases. Where factors of the value are constants of the gradient (has_constants), the unit
 // tests of the objectives have the finite differences.
@@ -245,6 +226,8 @@ inline const std::vector<OptionCase>& OptionCases() {
     cases->insert(cases->end(), kinds.begin(), kinds.end());
     const std::vector<OptionCase> without_head = WithoutHead(*cases);
     cases->insert(cases->end(), without_head.begin(), without_head.end());
+    const std::vector<OptionCase> sequences = SequenceCases();
+    cases->insert(cases->end(), sequences.begin(), sequences.end());
     return cases;
   }();
   return *kCases;

@@ -250,6 +250,8 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
       {"head_metrics", "changes metrics only"},
       {"force_on_policy", "old moves with the log-probability: conformance vectors"},
       {"kl_straight_through", "value and gradient differ on purpose: conformance vectors"},
+      {"wpo", "its weight is a constant of the gradient: unit tests, conformance vectors"},
+      {"log_sum_p2", "part of that weight"},
       {"is_row_min", "conformance vectors"},
       {"is_row_max", "conformance vectors"},
       {"sequence_advantage", "conformance vectors"},
@@ -257,9 +259,10 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
   };
   for (const auto& op : runner.registry().ops()) {
     bool has_gradient = false;
-    for (const FieldRule& rule : op->schema().fields())
+    for (const FieldRule& rule : op->schema().fields()) {
       has_gradient |= absl::StartsWith(rule.name, "grad_") ||
                       (rule.is_output() && absl::StartsWith(rule.name, "d_"));
+    }
     if (!has_gradient) continue;
     std::string text = " ";
     for (const OptionCase& c : OptionCases()) {
@@ -270,8 +273,13 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
     }
     for (const FieldRule& rule : op->schema().fields()) {
       if (rule.is_output() || rule.tensor.required() || reasons.count(rule.name) > 0) continue;
-      EXPECT_TRUE(absl::StrContains(text, absl::StrCat(" ", rule.name, rule.is_tensor ? " " : "=")))
+      const std::string ending = rule.is_tensor ? " " : rule.elements.empty() ? "=" : "[";
+      EXPECT_TRUE(absl::StrContains(text, absl::StrCat(" ", rule.name, ending)))
           << op->name() << "." << rule.name;
+      for (const FieldRule& element : rule.elements) {
+        EXPECT_TRUE(absl::StrContains(text, absl::StrCat("].", element.name, "=")))
+            << op->name() << "." << rule.name << "[]." << element.name;
+      }
     }
   }
 }

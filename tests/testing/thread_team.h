@@ -32,6 +32,7 @@ class ThreadTeam {
   double Min(double value) {
     return Reduce(value, [](double a, double b) { return std::min(a, b); });
   }
+  int64_t Min(int64_t value) { return static_cast<int64_t>(Min(static_cast<double>(value))); }
   double Max(double value) {
     return Reduce(value, [](double a, double b) { return std::max(a, b); });
   }
@@ -72,6 +73,14 @@ void RunTeam(int threads, const Work& work) {
     });
   }
   for (std::thread& thread : running) thread.join();
+}
+
+// Every instance of a stage by a team of `threads` threads.
+template <class Stage>
+void RunByThreads(const Stage& stage, int64_t instances, int threads) {
+  for (int64_t instance = 0; instance < instances; ++instance) {
+    RunTeam(threads, [&](auto& team) { stage.Run(team, instance); });
+  }
 }
 
 }  // namespace lossd
