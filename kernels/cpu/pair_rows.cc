@@ -103,6 +103,7 @@ void PairRowRun::FindStatistics() {
     stats_.hard_sum_exp = at_one.sum_exp;
   }
   gradient_.hard_sum_exp = stats_.hard_sum_exp;
+  gradient_.hard_max = stats.max;
   pair_.student.max = stats.max;
   pair_.student.sum_exp = stats.sum_exp;
 }

@@ -238,7 +238,7 @@ LOSSD_VEC void GradientBody(const PairRow& row, const PairGradient& g) {
       dz = Below(values.columns, j) ? part : F32{};
     }
     if (hard != 0) {
-      const F32 p = vec::Exp((at.z - row.student.max) * g.temperature) * inverse_hard;
+      const F32 p = vec::Exp((at.z - g.hard_max) * g.temperature) * inverse_hard;
       const I32 is_target = vec::Lanes() == static_cast<int32_t>(g.target - j);
       dz += hard * (p - (is_target ? vec::Splat(1.0f) : F32{}));
     }

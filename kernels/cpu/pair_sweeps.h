@@ -32,8 +32,9 @@ struct PairGradient {
   bool topk = false;
   float dense = 0;
   float log_factor = 0;
-  // The hard term.
+  // The hard term; its maximum is that of all the student's columns, not of the divergence's alone.
   float temperature = 1;
+  float hard_max = 0;
   float hard_sum_exp = 1;
   int64_t target = -1;  // column, -1: none
   // Of the student, at least those of the divergence: what lies behind these has the hard term alone.

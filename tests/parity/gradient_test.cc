@@ -30,8 +30,15 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
 
   // Gradients that exist for the inputs at hand.
   std::string Gradients(const std::string& inputs) const {
-    const bool bias = absl::StrContains(absl::StrCat(" ", inputs, " "), " bias ");
-    return absl::StrCat("grad_hidden grad_weight", bias ? " grad_bias" : "");
+    std::string names;
+    for (const FieldRule& rule : schema().fields()) {
+      const std::string gradient = "grad_" + rule.name;
+      if (!rule.tensor.differentiable() || schema().Find(gradient) == nullptr) continue;
+      const bool given =
+          absl::StrContains(absl::StrCat(" ", inputs, " "), absl::StrCat(" ", rule.name, " "));
+      if (given || rule.tensor.required()) absl::StrAppend(&names, " ", gradient);
+    }
+    return names;
   }
 
   v1::Op Build(bool added) {
@@ -223,6 +230,7 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
       {"is_row_max", "conformance vectors"},
       {"sequence_advantage", "conformance vectors"},
       {"cu_seqlens", "base of other cases"},
+      {"teacher_floor", "changes values only: conformance vectors, divergence_test"},
       {"cov_selected", "kinds that this build lacks"},
       {"gspo_gradient", "kinds that this build lacks"},
       {"cispo_low", "kinds that this build lacks"},
