@@ -27,6 +27,9 @@ class CudaHead final : public HeadBackend {
   // See head_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
 
+  // See pair_run.h. Does not wait.
+  absl::Status RunPair(const PairPass& pass, std::string* plan) override;
+
   CublasLt& products() { return products_; }
 
  private:

@@ -16,11 +16,11 @@ bool MakeCheck(const FieldRule& rule, const HeadProblem& head, const TensorView&
                ElementCheck* check) {
   check->field = rule.index;
   check->view = MakeRowsView(view, static_cast<int>(rule.dims.size()) - 1);
-  if (rule.name == "target" || rule.name == "ids") {
+  if (rule.name == "target" || rule.name == "ids" || rule.name == "teacher_topk_ids") {
     check->rule = ElementRule::kIndex;
     check->low = 0;
     check->high = head.valid_vocab;
-    check->padding = rule.name == "ids";
+    check->padding = rule.name != "target";
     return true;
   }
   if (rule.name == "temperature_rows") {
@@ -148,6 +148,13 @@ absl::Status HeadEngine::RunHeadTwice(const RowProgram& statistics,
   second.columns = RowColumns();
   return backend_->head->RunHeadTwice(MakePass(head_, statistics, first), between,
                                       MakePass(head_, gradient, second), &plan_);
+}
+
+absl::Status HeadEngine::RunPair(PairPass pass) {
+  pass.rows = rows_;
+  pass.batch_invariant = call_->options.batch_invariant;
+  pass.record = record_;
+  return backend_->head->RunPair(pass, &plan_);
 }
 
 PendingResult HeadEngine::Finish() {

@@ -6,6 +6,7 @@
 
 #include "kernels/objectives/checks.h"
 #include "kernels/objectives/cross_entropy.h"
+#include "kernels/objectives/divergence_rows.h"
 #include "kernels/objectives/logprob.h"
 #include "kernels/objectives/policy.h"
 #include "kernels/objectives/policy_select.h"
@@ -36,6 +37,7 @@ using Stage = std::variant<FillStage,               //
                            LogprobEndStage,         //
                            CrossEntropyStartStage,  //
                            CrossEntropyEndStage,    //
+                           DivergenceEndStage,      //
                            PolicySequenceStage,     //
                            PolicyStartStage,        //
                            PolicySelectStage,       //

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "client/conformance/vectors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -124,16 +126,27 @@ std::string OutputsOf(const std::string& op) {
   if (op == "UnpairedLoss") return sequences + "d_logprob";
   if (op == "LinearPreferenceLoss") return pairs + "logprob lse entropy " + gradients;
   if (op == "LinearUnpairedLoss") return sequences + "logprob lse entropy " + gradients;
-  return "loss logprob lse entropy row_loss " + gradients;
+  return "loss logprob lse entropy row_loss grad_student " + gradients;
+}
+
+// Those of the names that the operation has.
+std::string Known(const OpSchema& schema, const std::string& names) {
+  std::string known;
+  for (const absl::string_view name : absl::StrSplit(names, ' ', absl::SkipEmpty())) {
+    if (schema.Find(name) != nullptr) absl::StrAppend(&known, " ", name);
+  }
+  return known;
 }
 
 // The op with sensible extents; outputs that the case does not allow are left out.
 v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Shape& shape,
                  v1::DType model) {
+  const OpSchema& schema = registry.Find(c.op)->schema();
   RequestBuilder builder;
   builder.dims["N"] = shape.rows;
   builder.dims["H"] = builder.dims["RefH"] = shape.hidden;
-  builder.dims["V"] = builder.dims["VocabTotal"] = shape.vocab;
+  builder.dims["V"] = builder.dims["VocabTotal"] = builder.dims["TeacherV"] = shape.vocab;
+  builder.dims["TeacherH"] = shape.hidden + 8;
   RequestSpec spec;
   spec.op = c.op;
   spec.inputs = c.inputs + " " + c.added_inputs;
@@ -144,21 +157,29 @@ v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Shape& sha
                             ? spec.outputs.size()
                             : spec.outputs.rfind(" grad_bias"));
   }
+  spec.outputs = Known(schema, spec.outputs);
+  // logprob is of a target.
+  if (schema.Find("target") != nullptr && spec.inputs.find("target") == std::string::npos) {
+    const size_t at = spec.outputs.find(" logprob");
+    if (at != std::string::npos) spec.outputs.erase(at, 8);
+  }
   spec.model = model;
   spec.seed = c.seed;
-  v1::Op op = builder.Build(registry.Find(c.op)->schema(), spec);
+  v1::Op op = builder.Build(schema, spec);
   // Gradients in the model's type where the hidden size is odd, in fp32 elsewhere.
-  for (const char* name : {"grad_hidden", "grad_weight", "grad_bias"}) {
-    const FieldRule* rule = registry.Find(c.op)->schema().Find(name);
+  for (const char* name : {"grad_hidden", "grad_weight", "grad_bias", "grad_student"}) {
+    const FieldRule* rule = schema.Find(name);
     if (rule == nullptr || !HasField(*MutableRequest(&op), *rule) || shape.hidden % 2 == 0)
       continue;
     MutableTensor(MutableRequest(&op), *rule)->set_dtype(model);
   }
   // Logits of a few nats, whatever the hidden size.
-  for (const char* name : {"hidden", "weight", "ref_hidden", "ref_weight"}) {
-    const FieldRule* rule = registry.Find(c.op)->schema().Find(name);
-    if (rule == nullptr || !HasField(*MutableRequest(&op), *rule)) continue;
-    v1::Tensor* tensor = MutableTensor(MutableRequest(&op), *rule);
+  for (const char* name :
+       {"hidden", "weight", "ref_hidden", "ref_weight", "teacher_hidden", "teacher_weight"}) {
+    if (schema.Find(name) == nullptr || !HasField(*MutableRequest(&op), *schema.Find(name))) {
+      continue;
+    }
+    v1::Tensor* tensor = MutableTensor(MutableRequest(&op), *schema.Find(name));
     std::vector<double> values = Elements(*tensor);
     for (double& value : values) value *= std::pow(5.0 / std::max<int64_t>(shape.hidden, 5), 0.25);
     SetElements(values, tensor);
@@ -271,7 +292,14 @@ std::vector<OptionCase> MainCases() {
       {"LinearPreferenceLoss", "target ref_hidden ref_weight",
        "pairing=HALVES terms[0].type=SIGMOID terms[0].beta=0.1", "mask nll_mask",
        "nll_coef=0.5 nll_denominator=9"},
-      {"LinearUnpairedLoss", "target ref_logprob kl_baseline", "type=KTO beta=0.1", "mask", ""}};
+      {"LinearUnpairedLoss", "target ref_logprob kl_baseline", "type=KTO beta=0.1", "mask", ""},
+      {"LinearDistillLoss", "teacher_hidden teacher_weight target", "divergence=JSD beta=0.4", "",
+       "hard_weight=0.5 temperature=1.5"},
+      {"LinearDistillLoss", "teacher_topk_ids teacher_topk_logprob", "divergence=REVERSE_KL", "",
+       "tail=ZERO_OUTSIDE"},
+      {"KlDivergence", "", "student_kind=LOGITS teacher_kind=LOGITS", "", "direction=REVERSE"},
+      {"JensenShannon", "", "student_kind=LOGITS teacher_kind=LOGITS", "", "beta=0.4"},
+      {"TotalVariation", "", "student_kind=LOGITS teacher_kind=LOGITS", "", "temperature=1.5"}};
 }
 
 TEST_F(ParityTest, RaggedVocabulary) {

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "tests/parity/distill_cases.h"
 #include "tests/parity/option_case.h"
 #include "tests/parity/sequence_cases.h"
 
@@ -226,6 +227,8 @@ inline const std::vector<OptionCase>& OptionCases() {
     cases->insert(cases->end(), kinds.begin(), kinds.end());
     const std::vector<OptionCase> without_head = WithoutHead(*cases);
     cases->insert(cases->end(), without_head.begin(), without_head.end());
+    const std::vector<OptionCase> distill = DistillCases();
+    cases->insert(cases->end(), distill.begin(), distill.end());
     const std::vector<OptionCase> sequences = SequenceCases();
     cases->insert(cases->end(), sequences.begin(), sequences.end());
     return cases;

@@ -256,6 +256,7 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
       {"is_row_max", "conformance vectors"},
       {"sequence_advantage", "conformance vectors"},
       {"cu_seqlens", "base of other cases"},
+      {"teacher_floor", "changes values only: conformance vectors, divergence_test"},
   };
   for (const auto& op : runner.registry().ops()) {
     bool has_gradient = false;

@@ -16,6 +16,8 @@ struct OptionCase {
   std::string added_inputs;
   std::string added_options;
   uint64_t seed = 5;  // of the inputs: some options act on some inputs only
+  // Factors of the value are constants of its gradient: no finite differences.
+  bool has_constants = false;
 };
 
 // For failure messages.

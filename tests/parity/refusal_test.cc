@@ -78,7 +78,27 @@ RequestSpec FullSpec(const std::string& op) {
       {"UnpairedLoss",
        {.inputs = "mask ref_logprob sequence_weight d_loss",
         .options = "type=BCO beta=0.1 bco_delta=0.3 denominator=2",
-        .outputs = "loss sequence_loss sequence_logp reward d_logprob"}}};
+        .outputs = "loss sequence_loss sequence_logp reward d_logprob"}},
+      {"LinearDistillLoss",
+       {.inputs = "target mask bias row_weight d_loss teacher_hidden teacher_weight teacher_bias",
+        .options = "divergence=JSD beta=0.4 soft_weight=0.5 hard_weight=0.3 temperature=1.5 "
+                   "temperature_squared=true softcap=3 teacher_softcap=4 vocab_mismatch=COMMON "
+                   "token_loss_min=0 token_loss_max=10 reduction=MEAN denominator=4",
+        .outputs = "loss row_loss logprob lse entropy grad_hidden grad_weight grad_bias"}},
+      {"KlDivergence",
+       {.inputs = "mask row_weight d_loss",
+        .options = "student_kind=LOGPROBS teacher_kind=PROBS teacher_floor=0.01 "
+                   "temperature_squared=true reduction=MEAN denominator=4",
+        .outputs = "loss row_loss grad_student"}},
+      {"JensenShannon",
+       {.inputs = "mask row_weight d_loss",
+        .options = "student_kind=LOGITS teacher_kind=LOGITS beta=0.4 temperature=1.5 "
+                   "valid_vocab=9 reduction=MEAN denominator_from=COUNT",
+        .outputs = "loss row_loss grad_student"}},
+      {"TotalVariation",
+       {.inputs = "mask row_weight d_loss",
+        .options = "student_kind=PROBS teacher_kind=PROBS valid_vocab=9",
+        .outputs = "loss row_loss grad_student"}}};
   const auto found = kSpecs->find(op);
   RequestSpec spec = found == kSpecs->end() ? RequestSpec() : found->second;
   spec.op = op;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "kernels/core/dtype.h"
@@ -184,7 +185,10 @@ std::vector<int64_t> RequestBuilder::ShapeOf(const FieldRule& rule) const {
   return shape;
 }
 
-v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, v1::DType model) {
+v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, const RequestSpec& spec) {
+  const v1::DType model = spec.model;
+  const bool probs = absl::StrContains(spec.options, rule.name + "_kind=PROBS");
+  const bool logprobs = absl::StrContains(spec.options, rule.name + "_kind=LOGPROBS");
   v1::Tensor tensor;
   const v1::DTypeSet set = rule.tensor.dtypes();
   tensor.set_dtype(set == v1::MODEL ? model : static_cast<v1::DType>(DTypesOf(set).front()));
@@ -206,7 +210,9 @@ v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, v1::DType model) {
       value = i == 1 ? 0 : 1;
     } else if (rule.name == "entropy") {
       value = 0.3 + 2.7 * unit(random_);
-    } else if (rule.tensor.units() == "nats") {
+    } else if (probs) {
+      value = 0.02 + 0.3 * unit(random_);
+    } else if (rule.tensor.units() == "nats" || logprobs) {
       value = -0.3 - 2.7 * unit(random_);
     } else if (set == v1::FLOAT32 && rule.tensor.units() == "1") {
       value = 0.2 + 1.3 * unit(random_);
@@ -234,8 +240,7 @@ v1::Op RequestBuilder::Build(const OpSchema& schema, const RequestSpec& spec) {
        schema.fields()) {  // in the order of the message, so that seeds mean the same everywhere
     if (!rule.is_input()) continue;
     const bool wanted = std::find(inputs.begin(), inputs.end(), rule.name) != inputs.end();
-    if (wanted || rule.tensor.required())
-      *MutableTensor(request, rule) = MakeInput(rule, spec.model);
+    if (wanted || rule.tensor.required()) *MutableTensor(request, rule) = MakeInput(rule, spec);
   }
   for (const absl::string_view option : absl::StrSplit(spec.options, ' ', absl::SkipEmpty())) {
     SetOption(schema, option, request);
