@@ -74,7 +74,13 @@ const char* DTypeText(v1::DTypeSet set) {
   }
 }
 
+// A list of sub-messages, whose fields are options of each entry.
+bool IsList(const FieldDescriptor* field) {
+  return field->is_repeated() && field->message_type() != nullptr;
+}
+
 std::string TypeText(const FieldDescriptor* field) {
+  if (IsList(field)) return "list";
   if (field->enum_type() != nullptr)
     return "[" + field->enum_type()->name() + "](#" + [&] {
       std::string anchor = field->enum_type()->name();
@@ -151,16 +157,25 @@ void PrintTensors(const std::vector<const FieldDescriptor*>& fields, v1::Role ro
   }
 }
 
+// prefix: "terms[]." for the options of a list's entries.
+void PrintOption(const std::string& prefix, const FieldDescriptor* field,
+                 std::vector<const EnumDescriptor*>* enums) {
+  const v1::ScalarRule& rule = field->options().GetExtension(v1::scalar);
+  if (field->enum_type() != nullptr) enums->push_back(field->enum_type());
+  std::cout << "| `" << prefix << field->name() << "` | " << TypeText(field) << " | "
+            << DefaultText(field, rule) << " | " << BoundText(rule) << " | " << rule.units()
+            << " | " << Escape(CommentOf(field)) << " |\n";
+  if (!IsList(field)) return;
+  for (int i = 0; i < field->message_type()->field_count(); ++i) {
+    PrintOption(field->name() + "[].", field->message_type()->field(i), enums);
+  }
+}
+
 void PrintOptions(const std::vector<const FieldDescriptor*>& fields,
                   std::vector<const EnumDescriptor*>* enums) {
   std::cout << "\n| option | type | default | bounds | unit | |\n|---|---|---|---|---|---|\n";
   for (const FieldDescriptor* field : fields) {
-    if (IsTensor(field)) continue;
-    const v1::ScalarRule& rule = field->options().GetExtension(v1::scalar);
-    if (field->enum_type() != nullptr) enums->push_back(field->enum_type());
-    std::cout << "| `" << field->name() << "` | " << TypeText(field) << " | "
-              << DefaultText(field, rule) << " | " << BoundText(rule) << " | " << rule.units()
-              << " | " << Escape(CommentOf(field)) << " |\n";
+    if (!IsTensor(field)) PrintOption("", field, enums);
   }
 }
 
@@ -195,7 +210,8 @@ constexpr char kHead[] = R"(# Operations
 
 Generated from the comments and options of `proto/lossd/v1/*.proto` by `make docs`; do not edit.
 
-N rows (token positions), H hidden size, V vocabulary rows held by the call, K valid ids (or the width of an id list), B sequences.
+N rows (token positions), H hidden size, V vocabulary rows held by the call, K valid ids (or the width of an id list), B sequences,
+P pairs of sequences, RefH hidden size of a reference head.
 N may be sent as several leading extents. `[N H]` is row-major with any row stride; the last dimension has stride 1.
 An output is computed if and only if the request gives it. A field that has no meaning under the other options is refused; nothing is
 ignored. Rows that do not count (masked, or target = ignore_index) give 0 (ids: -1) and gradient 0, whatever lies in them.

@@ -148,9 +148,9 @@ class Extents {
       const int first = d == 0 ? 0 : lead + static_cast<int>(d) - 1;
       std::vector<int64_t> extents(tensor.shape().begin() + first,
                                    tensor.shape().begin() + (d == 0 ? lead : first + 1));
-      absl::string_view name = dims[d];
-      if (absl::ConsumeSuffix(&name, "+1")) extents.back() -= 1;
-      known_.emplace(std::string(name), std::move(extents));
+      const Dim dim = ParseDim(dims[d]);
+      extents.back() = (extents.back() - dim.plus) / dim.factor;
+      known_.emplace(dim.name, std::move(extents));
     }
   }
 
@@ -161,23 +161,37 @@ class Extents {
   std::vector<int64_t> ShapeOf(const FieldDescriptor* field) const {
     std::vector<int64_t> shape;
     for (const std::string& dim : DimsOf(field)) {
-      absl::string_view name = dim;
       int64_t number = 1;
-      if (absl::SimpleAtoi(name, &number)) {
+      if (absl::SimpleAtoi(dim, &number)) {
         shape.push_back(number);
         continue;
       }
-      const bool plus_one = absl::ConsumeSuffix(&name, "+1");
-      const auto found = known_.find(std::string(name));
+      const Dim parsed = ParseDim(dim);
+      const auto found = known_.find(parsed.name);
       std::vector<int64_t> extents =
           found == known_.end() ? std::vector<int64_t>{1} : found->second;
-      if (plus_one) extents.back() += 1;
+      extents.back() = extents.back() * parsed.factor + parsed.plus;
       shape.insert(shape.end(), extents.begin(), extents.end());
     }
     return shape;
   }
 
  private:
+  // "B+1", "2P+1": factor times the named dimension, plus 0 or 1.
+  struct Dim {
+    int64_t factor = 1;
+    std::string name;
+    int64_t plus = 0;
+  };
+  static Dim ParseDim(absl::string_view text) {
+    Dim dim;
+    if (absl::ConsumeSuffix(&text, "+1")) dim.plus = 1;
+    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    if (digits > 0 && !absl::SimpleAtoi(text.substr(0, digits), &dim.factor)) dim.factor = 1;
+    dim.name = std::string(text.substr(digits));
+    return dim;
+  }
+
   static std::vector<std::string> DimsOf(const FieldDescriptor* field) {
     return absl::StrSplit(field->options().GetExtension(v1::tensor).shape(), ' ',
                           absl::SkipEmpty());

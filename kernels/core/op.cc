@@ -14,10 +14,14 @@ absl::Status RecordStatus(const OpSchema& schema, const ResultRecord& record) {
     std::string must_be = "legal on every row that counts";
     if (rule.name == "target")
       must_be = "a valid vocabulary id or ignore_index on every row that counts";
-    if (rule.name == "ids") must_be = "-1 or a valid vocabulary id on every row that counts";
+    if (rule.name == "ids" || rule.name == "teacher_topk_ids") {
+      must_be = "-1 or a valid vocabulary id on every row that counts";
+    }
+    if (rule.name == "teacher") must_be = "at least 0 on every row that counts, as a probability";
     if (rule.name == "temperature_rows") must_be = "finite and above 0 on every row that counts";
     if (rule.name == "cu_seqlens") must_be = "not decreasing, from 0 to the number of rows";
     if (rule.tensor.finite()) must_be = "finite on every row that counts";
+    if (rule.tensor.every_element()) must_be = "finite";
     if (rule.tensor.has_min_element()) {
       must_be = absl::StrCat("finite and at least ", rule.tensor.min_element());
     }

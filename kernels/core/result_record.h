@@ -27,10 +27,12 @@ struct ResultRecord {
   double sum = 0;
   double weight_sum = 0;
   double z_sum = 0;
+  double nll_sum = 0;  // negative log-likelihood beside a preference loss, and its tokens
+  int64_t nll_count = 0;
   MetricRecord metrics[kMaxMetrics];  // by the operation's list of metric names
 };
 
-static_assert(sizeof(ResultRecord) == 64 + kMaxMetrics * 32, "the layout is part of the protocol");
+static_assert(sizeof(ResultRecord) == 80 + kMaxMetrics * 32, "the layout is part of the protocol");
 
 }  // namespace lossd
 

@@ -1,6 +1,7 @@
 #include "kernels/core/schema.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 
@@ -35,6 +36,25 @@ std::string ShapeText(const v1::Tensor& tensor) {
   return absl::StrCat("[", absl::StrJoin(tensor.shape(), ", "), "]");
 }
 
+// The rules of a list's entries.
+absl::Status AddElements(const FieldDescriptor* list, std::vector<FieldRule>* rules) {
+  const Descriptor* message = list->message_type();
+  for (int i = 0; i < message->field_count(); ++i) {
+    const FieldDescriptor* field = message->field(i);
+    if (field->is_repeated() || field->message_type() != nullptr) {
+      return absl::InternalError(absl::StrCat(field->full_name(), ": not an option"));
+    }
+    FieldRule rule;
+    rule.name = field->name();
+    rule.index = i;
+    rule.path = {field};
+    rule.descriptor = field;
+    rule.scalar = field->options().GetExtension(v1::scalar);
+    rules->push_back(std::move(rule));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AddFields(const Descriptor* message, std::vector<const FieldDescriptor*> path,
                        std::vector<FieldRule>* rules) {
   for (int i = 0; i < message->field_count(); ++i) {
@@ -57,11 +77,15 @@ absl::Status AddFields(const Descriptor* message, std::vector<const FieldDescrip
     }
     rule.tensor = field->options().GetExtension(v1::tensor);
     rule.scalar = field->options().GetExtension(v1::scalar);
+    if (field->is_repeated() && !rule.is_tensor && field->message_type() != nullptr) {
+      LOSSD_RETURN_IF_ERROR(AddElements(field, &rule.elements));
+    }
     if (rule.is_tensor) {
       rule.dims = absl::StrSplit(rule.tensor.shape(), ' ', absl::SkipEmpty());
       if (rule.tensor.dtypes() == v1::DTYPE_SET_UNSPECIFIED || rule.dims.empty()) {
         return absl::InternalError(absl::StrCat(field->full_name(), ": shape or dtypes missing"));
       }
+      for (const std::string& dim : rule.dims) rule.extents.push_back(ParseDim(dim));
     }
     for (const FieldRule& other : *rules) {
       if (other.name == rule.name) {
@@ -137,7 +161,7 @@ absl::Status CheckUnknown(const Message& message, const std::string& prefix) {
   return absl::OkStatus();
 }
 
-absl::Status CheckBounds(const FieldRule& rule, double value) {
+absl::Status CheckBounds(const FieldRule& rule, const std::string& prefix, double value) {
   const v1::ScalarRule& bound = rule.scalar;
   const bool bad = !std::isfinite(value) || (bound.has_min() && value < bound.min()) ||
                    (bound.has_max() && value > bound.max()) ||
@@ -150,10 +174,12 @@ absl::Status CheckBounds(const FieldRule& rule, double value) {
   if (bound.has_below()) parts.push_back(absl::StrCat("below ", bound.below()));
   if (bound.has_max()) parts.push_back(absl::StrCat("at most ", bound.max()));
   if (parts.empty() || !std::isfinite(value)) parts.push_back("finite");
-  return FieldError(rule.name, absl::StrJoin(parts, " and "), absl::StrCat(value));
+  return FieldError(absl::StrCat(prefix, rule.name), absl::StrJoin(parts, " and "),
+                    absl::StrCat(value));
 }
 
-absl::Status CheckScalar(const Message& holder, const FieldRule& rule) {
+// prefix: of the name in errors.
+absl::Status CheckScalar(const Message& holder, const FieldRule& rule, const std::string& prefix) {
   const Reflection* reflection = holder.GetReflection();
   const FieldDescriptor* field = rule.descriptor;
   if (rule.scalar.unimplemented()) {
@@ -161,21 +187,41 @@ absl::Status CheckScalar(const Message& holder, const FieldRule& rule) {
     const bool is_default = field->cpp_type() == FieldDescriptor::CPPTYPE_STRING
                                 ? reflection->GetString(holder, field).empty()
                                 : false;
-    if (!is_default) return UnimplementedError(rule.name, "absent: this build lacks it", "present");
+    if (!is_default) {
+      return UnimplementedError(absl::StrCat(prefix, rule.name), "absent: this build lacks it",
+                                "present");
+    }
   }
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_DOUBLE:
-      return CheckBounds(rule, reflection->GetDouble(holder, field));
+      return CheckBounds(rule, prefix, reflection->GetDouble(holder, field));
     case FieldDescriptor::CPPTYPE_INT64:
-      return CheckBounds(rule, static_cast<double>(reflection->GetInt64(holder, field)));
+      return CheckBounds(rule, prefix, static_cast<double>(reflection->GetInt64(holder, field)));
     case FieldDescriptor::CPPTYPE_ENUM:
       if (reflection->GetEnumValue(holder, field) == 0) {
-        return FieldError(rule.name, "a value with a meaning", "unspecified");
+        return FieldError(absl::StrCat(prefix, rule.name), "a value with a meaning", "unspecified");
       }
       return absl::OkStatus();
     default:
       return absl::OkStatus();
   }
+}
+
+// The entries of a list of sub-messages.
+absl::Status CheckElements(const Message& holder, const FieldRule& rule) {
+  const Reflection* reflection = holder.GetReflection();
+  for (int i = 0; i < reflection->FieldSize(holder, rule.descriptor); ++i) {
+    const Message& entry = reflection->GetRepeatedMessage(holder, rule.descriptor, i);
+    const std::string prefix = absl::StrCat(rule.name, "[", i, "].");
+    for (const FieldRule& element : rule.elements) {
+      if (HasField(entry, element)) {
+        LOSSD_RETURN_IF_ERROR(CheckScalar(entry, element, prefix));
+      } else if (element.scalar.required()) {
+        return FieldError(absl::StrCat(prefix, element.name), "given", "absent");
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool IsAllowed(v1::DTypeSet set, v1::DType dtype) {
@@ -261,27 +307,26 @@ absl::Status BindDims(const FieldRule& rule, const v1::Tensor& tensor, Dims* dim
     } else {
       extent = tensor.shape(lead + d - 1);
     }
-    absl::string_view dim = rule.dims[d];
-    int64_t literal = 0;
-    if (absl::SimpleAtoi(dim, &literal)) {
-      if (extent != literal) {
-        return FieldError(rule.name, absl::StrCat("of extent ", literal, " in dimension ", d),
+    const DimTerm& dim = rule.extents[d];
+    if (dim.name.empty()) {
+      if (extent != dim.plus) {
+        return FieldError(rule.name, absl::StrCat("of extent ", dim.plus, " in dimension ", d),
                           ShapeText(tensor));
       }
       continue;
     }
-    const bool plus_one = absl::ConsumeSuffix(&dim, "+1");
-    if (plus_one) {
-      if (extent < 1) return FieldError(rule.name, "of at least 1 element", ShapeText(tensor));
-      --extent;
+    if (extent < dim.plus) return FieldError(rule.name, "of at least 1 element", ShapeText(tensor));
+    if ((extent - dim.plus) % dim.factor != 0) {
+      return FieldError(rule.name, absl::StrCat("of extent ", rule.dims[d]), ShapeText(tensor));
     }
-    if (!dims->Has(dim)) {
-      dims->Set(dim, extent);
-    } else if ((*dims)[dim] != extent) {
-      return FieldError(rule.name,
-                        absl::StrCat("of extent ", (*dims)[dim] + (plus_one ? 1 : 0),
-                                     " in dimension ", rule.dims[d]),
-                        ShapeText(tensor));
+    const int64_t of_name = (extent - dim.plus) / dim.factor;
+    if (!dims->Has(dim.name)) {
+      dims->Set(dim.name, of_name);
+    } else if ((*dims)[dim.name] != of_name) {
+      return FieldError(
+          rule.name,
+          absl::StrCat("of extent ", dim.Extent((*dims)[dim.name]), " in dimension ", rule.dims[d]),
+          ShapeText(tensor));
     }
   }
   return absl::OkStatus();
@@ -297,6 +342,21 @@ const Message* FindHolder(const Message& request, const FieldRule& rule) {
 }
 
 }  // namespace
+
+DimTerm ParseDim(absl::string_view text) {
+  DimTerm term;
+  int64_t number = 0;
+  if (absl::SimpleAtoi(text, &number)) {
+    term.plus = number;
+    return term;
+  }
+  if (absl::ConsumeSuffix(&text, "+1")) term.plus = 1;
+  size_t digits = 0;
+  while (digits < text.size() && absl::ascii_isdigit(text[digits])) ++digits;
+  if (digits > 0) term.factor = std::atoll(std::string(text.substr(0, digits)).c_str());
+  term.name = std::string(text.substr(digits));
+  return term;
+}
 
 int64_t Dims::operator[](absl::string_view name) const {
   const int64_t* found = Find(name);
@@ -365,8 +425,10 @@ absl::StatusOr<Dims> OpSchema::Check(const Message& request) const {
         for (const int64_t extent : tensor.shape()) empty = empty || extent == 0;
         if (!empty) return FieldError(rule.name, "an input with a place", "without one");
       }
+    } else if (!rule.elements.empty()) {
+      LOSSD_RETURN_IF_ERROR(CheckElements(*FindHolder(request, rule), rule));
     } else if (rule.descriptor->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-      LOSSD_RETURN_IF_ERROR(CheckScalar(*FindHolder(request, rule), rule));
+      LOSSD_RETURN_IF_ERROR(CheckScalar(*FindHolder(request, rule), rule, ""));
     }
   }
   return dims;

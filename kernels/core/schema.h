@@ -18,6 +18,16 @@
 
 namespace lossd {
 
+// A dimension as a rule writes it: "N", "B+1", "2P+1", or a number: then the name is empty and `plus` is the extent.
+struct DimTerm {
+  int64_t factor = 1;
+  std::string name;
+  int64_t plus = 0;
+
+  int64_t Extent(int64_t of_name) const { return factor * of_name + plus; }
+};
+DimTerm ParseDim(absl::string_view text);
+
 // One field of an operation, sub-messages marked flat opened.
 struct FieldRule {
   std::string name;  // leaf name: unique in the operation
@@ -29,7 +39,10 @@ struct FieldRule {
   bool is_tensor = false;
   v1::TensorRule tensor;          // if is_tensor
   v1::ScalarRule scalar;          // otherwise
-  std::vector<std::string> dims;  // names of a tensor's dimensions
+  std::vector<std::string> dims;  // a tensor's dimensions as the rule writes them
+  std::vector<DimTerm> extents;   // the same, taken apart
+  // Options of one entry, if the field is a list of sub-messages; errors name them "terms[2].beta". No lists in lists, no tensors.
+  std::vector<FieldRule> elements;
 
   bool is_output() const { return is_tensor && tensor.role() == v1::OUTPUT; }
   bool is_input() const { return is_tensor && tensor.role() == v1::INPUT; }

@@ -20,8 +20,13 @@ class CpuHead final : public HeadBackend {
                          ResultRecord* found) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
+  absl::Status RunPair(const PairPass& pass, std::string* plan) override;
 
  private:
+  // cpu_pair.cc
+  absl::Status RunPairOfHead(const PairPass& pass, std::string* plan_text);
+  absl::Status RunPairOfValues(const PairPass& pass, std::string* plan_text);
+
   CpuDevice& device_;
   const Sweeps& sweeps_;
 };

@@ -22,7 +22,8 @@ uint64_t ArrayBytes(int64_t elements, uint64_t size) {
 
 }  // namespace
 
-absl::StatusOr<HeadPlan> PlanHead(const HeadPass& pass, int64_t rows, int threads, uint64_t free) {
+absl::StatusOr<HeadPlan> PlanHead(const HeadPass& pass, int64_t rows, int threads, uint64_t free,
+                                  int64_t max_rows) {
   const HeadProblem& head = pass.head;
   const HeadGradients& gradients = pass.gradients;
   HeadPlan plan;
@@ -45,7 +46,8 @@ absl::StatusOr<HeadPlan> PlanHead(const HeadPass& pass, int64_t rows, int thread
   const auto rows_in = [&](uint64_t used) {
     const uint64_t slack = 8 * Arena::kAlignment;
     if (free < used + slack) return int64_t{0};
-    return static_cast<int64_t>((free - used - slack) / row_bytes) / step * step;
+    const auto fit = static_cast<int64_t>((free - used - slack) / row_bytes);
+    return (max_rows > 0 ? std::min(fit, max_rows) : fit) / step * step;
   };
   const int64_t wanted = RoundUp(rows, step);
   int64_t most = rows_in(fixed);

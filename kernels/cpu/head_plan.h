@@ -25,8 +25,10 @@ struct HeadPlan {
 };
 
 // `free` is what the workspace has left, `rows` the number that count.
+// Chunks have at most `max_rows` rows (0: any number).
 // Errors: RESOURCE_EXHAUSTED if it does not hold a chunk of the smallest size.
-absl::StatusOr<HeadPlan> PlanHead(const HeadPass& pass, int64_t rows, int threads, uint64_t free);
+absl::StatusOr<HeadPlan> PlanHead(const HeadPass& pass, int64_t rows, int threads, uint64_t free,
+                                  int64_t max_rows = 0);
 
 }  // namespace lossd
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/logit_transform.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace lossd {
@@ -17,32 +18,6 @@ static_assert(kColumnGroup == kLanes);
 
 // Partial sums of this many groups are added up before they go to the row's sums: 128k columns then cost about as much accuracy as 512.
 constexpr int64_t kGroupsPerBlock = 32;
-
-struct Transformed {
-  F32 z;
-  F32 slope;  // dz / draw
-};
-
-template <bool kCap>
-LOSSD_VEC Transformed Transform(const LogitRow& row, int64_t j, F32 raw) {
-  if (row.bias != nullptr) raw += vec::Load(row.bias + j);
-  const F32 scaled = row.logit_scale * raw;
-  Transformed out;
-  if (kCap) {
-    const vec::TanhParts parts = vec::Tanh(scaled / row.softcap);
-    out.z = row.softcap * parts.tanh * row.inverse_temperature;
-    out.slope = parts.slope * (row.logit_scale * row.inverse_temperature);
-  } else {
-    out.z = scaled * row.inverse_temperature;
-    out.slope = vec::Splat(row.logit_scale * row.inverse_temperature);
-  }
-  return out;
-}
-
-template <bool kCap>
-LOSSD_VEC F32 LogitsAt(const LogitRow& row, int64_t j) {
-  return Transform<kCap>(row, j, vec::Load(row.raw + j)).z;
-}
 
 // Lanes of the group at j that are columns.
 LOSSD_VEC I32 IsColumn(const LogitRow& row, int64_t j) {

@@ -58,6 +58,43 @@ LOSSD_VEC F32 Exp(F32 x) {
   return x < low ? F32{} : value;
 }
 
+// exp(x) - 1 for x at most 0, without cancellation near 0; -1 for -infinity.
+LOSSD_VEC F32 Expm1Negative(F32 x) {
+  const F32 clamped = x < -87.0f ? Splat(-87.0f) : x;
+  const Expm1Parts parts = SplitExp(clamped);
+  return parts.power * parts.minus_one + (parts.power - 1.0f);
+}
+
+// log(x): x = 2^e m with m in [sqrt(1/2), sqrt(2)), and log m = 2 artanh(s), s = (m - 1) / (m + 1), abs(s) < 0.172: the series' first
+// term left out is below 2^-28 of it. -infinity at 0, NaN below it.
+LOSSD_VEC F32 Log(F32 x) {
+  const I32 tiny = x < 1.17549435e-38f;
+  const F32 scaled = tiny ? x * 16777216.0f : x;
+  const I32 bits = (I32)scaled - 0x3f3504f3;  // of sqrt(1/2)
+  const I32 exponent = (bits >> 23) - (tiny & 24);
+  const F32 m = (F32)((bits & 0x007fffff) + 0x3f3504f3);
+  const F32 s = (m - 1.0f) / (m + 1.0f);
+  const F32 s2 = s * s;
+  F32 q = Splat(2.0f / 9);
+  q = q * s2 + 2.0f / 7;
+  q = q * s2 + 2.0f / 5;
+  q = q * s2 + 2.0f / 3;
+  const F32 e = __builtin_convertvector(exponent, F32);
+  // log 2 in two parts, as in SplitExp.
+  const F32 tail = q * (s2 * s) + e * 1.42860682030941723e-6f;
+  const F32 value = e * 0.693145751953125f + (2.0f * s + tail);
+  const F32 special = x == 0.0f ? Splat(-INFINITY) : (x < 0.0f ? Splat(NAN) : x);
+  const I32 normal = (x > 0.0f) & (x <= 3.4028235e38f);
+  return normal ? value : special;
+}
+
+// log(1 + x) for x above -1: the rounding of 1 + x is put right.
+LOSSD_VEC F32 Log1p(F32 x) {
+  const F32 u = 1.0f + x;
+  const F32 lost = x - (u - 1.0f);
+  return Log(u) + lost / u;
+}
+
 // tanh(x) and its derivative 1 - tanh(x)^2, the latter without cancellation in the tails.
 struct TanhParts {
   F32 tanh;

@@ -12,12 +12,15 @@ class BlockTeamOf {
   static constexpr int kThreads = Threads;
   static constexpr int kScratchWords = Threads / 32 + 1;
 
-  // `scratch` is kScratchWords words of the block's shared memory.
-  __device__ explicit BlockTeamOf(int64_t* scratch) : scratch_(scratch) {}
+  // Shared memory of the block: `scratch` has kScratchWords words, `counters` kTeamCounters.
+  __device__ BlockTeamOf(int64_t* scratch, uint32_t* counters)
+      : scratch_(scratch), counters_(counters) {}
 
   __device__ int rank() const { return threadIdx.x; }
   __device__ int size() const { return kThreads; }
   __device__ void Sync() { __syncthreads(); }
+  __device__ uint32_t* counters() { return counters_; }
+  __device__ void Count(uint32_t* counter) { atomicAdd(counter, 1u); }
 
   __device__ double Sum(double value) {
     return Reduce(value, [](double a, double b) { return a + b; });
@@ -59,6 +62,7 @@ class BlockTeamOf {
   }
 
   int64_t* scratch_;
+  uint32_t* counters_;
 };
 
 using BlockTeam = BlockTeamOf<256>;

@@ -5,6 +5,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/head_run.h"
+#include "kernels/cuda/pair_kernels.h"
 #include "kernels/cuda/row_kernels.h"
 
 namespace lossd {
@@ -20,6 +21,8 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareTopKKernel(), "load the kernels");
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareRowKernels(device->shared_bytes_per_block()),
                              "load the row kernels");
+  LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(device->shared_bytes_per_block()),
+                             "load the pair's row kernels");
   return head;
 }
 

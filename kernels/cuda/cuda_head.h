@@ -32,6 +32,9 @@ class CudaHead final : public HeadBackend {
   absl::Status RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
                             const HeadPass& second, std::string* plan) override;
 
+  // See pair_run.h. Does not wait.
+  absl::Status RunPair(const PairPass& pass, std::string* plan) override;
+
   CublasLt& products() { return products_; }
 
  private:

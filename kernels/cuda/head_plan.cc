@@ -116,6 +116,10 @@ ChunkRequest HeadRun::MakeRequest() const {
   request.row_bytes = gather_ ? x_bytes : 0;
   request.late_row_bytes = pass_.gradients.weight && !gather_ ? x_bytes : 0;
   request.sliced = dz_mode_ == DzMode::kBF16;
+  if (step_ != nullptr) {
+    request.row_bytes += step_->RowBytes();
+    request.one_slice = true;
+  }
   if (pass_.batch_invariant) request.row_multiple = kInvariantRows;
   // Each of the two allocations may lose an alignment.
   request.budget = static_cast<int64_t>(device_.workspace().available() / Arena::kAlignment *
@@ -196,11 +200,14 @@ absl::Status HeadRun::PlanChunksOrFail() {
   for (const auto& slices : plan_.slices) region = std::max(region, RegionBytes(request, slices));
   if (gather_) {
     LOSSD_ASSIGN_OR_RETURN(
-        void* x, arena.Allocate(plan_.LargestChunk() * request.row_bytes, "gathered hidden rows"));
+        void* x, arena.Allocate(plan_.LargestChunk() * x_stride_ *
+                                    static_cast<int64_t>(SizeOf(product_)),
+                                "gathered hidden rows"));
     x_ = static_cast<std::byte*>(x);
   }
   LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(region, "logits"));
   region_ = static_cast<std::byte*>(memory);
+  if (step_ != nullptr) return step_->Allocate(plan_.LargestChunk());
   return absl::OkStatus();
 }
 

@@ -26,12 +26,13 @@ DType TypeOf(DzMode mode) {
 
 }  // namespace
 
-HeadRun::HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products)
+HeadRun::HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products, RowStep* step)
     : pass_(pass),
       head_(pass.head),
       device_(device),
       products_(products),
-      stream_(device.stream()) {}
+      stream_(device.stream()),
+      step_(step) {}
 
 absl::Status HeadRun::Launched(cudaError_t error, const char* what) const {
   return CudaStatus(error, what);
@@ -224,9 +225,7 @@ absl::Status HeadRun::PassRows(const Chunk& chunk, int64_t done, int64_t rows, c
     LOSSD_RETURN_IF_ERROR(Launched(LaunchTopK(pass, stream_), "select the largest logits"));
   }
   if (dz_mode_ == DzMode::kF16) return PassRowsScaled(pass);
-  if (in_place) {
-    return Launched(LaunchRowPass(pass, pass_.program, shape_, stream_), "run the row pass");
-  }
+  if (in_place) return LaunchRows(pass);
   // dz moves down over logits that earlier launches have read.
   const RowPass slice = pass;
   for (int64_t begin = 0; begin < rows;) {
@@ -236,11 +235,15 @@ absl::Status HeadRun::PassRows(const Chunk& chunk, int64_t done, int64_t rows, c
     pass.rows = end - begin;
     pass.logits = slice.logits + begin * slice.logits_stride;
     pass.dz = At(slice.dz, DType::kBF16, begin * slice.dz_stride);
-    LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchRowPass(pass, pass_.program, shape_, stream_), "run the row pass"));
+    LOSSD_RETURN_IF_ERROR(LaunchRows(pass));
     begin = end;
   }
   return absl::OkStatus();
+}
+
+absl::Status HeadRun::LaunchRows(const RowPass& pass) {
+  if (step_ != nullptr) return step_->Run(pass);
+  return Launched(LaunchRowPass(pass, pass_.program, shape_, stream_), "run the row pass");
 }
 
 // fp16: the objective and the largest |dz| first, then dz times a power of two.
@@ -249,14 +252,14 @@ absl::Status HeadRun::PassRowsScaled(const RowPass& pass) {
   measure.dz_mode = DzMode::kMeasure;
   measure.dz_max = &scalars_->dz_max;
   measure.stored = stored_;
-  LOSSD_RETURN_IF_ERROR(
-      Launched(LaunchRowPass(measure, pass_.program, shape_, stream_), "run the row pass"));
+  LOSSD_RETURN_IF_ERROR(LaunchRows(measure));
   LOSSD_RETURN_IF_ERROR(Launched(LaunchScaleFromMax(scalars_, stream_), "scale dz"));
   RowPass write = pass;
   write.dz_scale = &scalars_->scale;
   write.columns.ids_logprob = RowsView();
   write.columns.topk_ids = RowsView();
   write.columns.topk_logprob = RowsView();
+  if (step_ != nullptr) return step_->Run(write);
   return Launched(LaunchStoredRowPass(write, {stored_}, shape_, stream_), "write dz");
 }
 

@@ -17,6 +17,18 @@
 
 namespace lossd {
 
+// Runs the rows of a chunk in place of the row pass of the HeadPass's program, for objectives that read more than these logits.
+class RowStep {
+ public:
+  virtual ~RowStep() = default;
+  // Workspace that it wants for each row of the largest chunk. Chunks have one slice then.
+  virtual int64_t RowBytes() const = 0;
+  // Takes that workspace. Once, before the first chunk.
+  virtual absl::Status Allocate(int64_t largest_chunk) = 0;
+  // Enqueues what LaunchRowPass would. dz_mode kMeasure is followed by kF16 of the same rows, which must give the same.
+  virtual absl::Status Run(const RowPass& pass) = 0;
+};
+
 // For each chunk of rows: the logits in fp32, slice by slice; the row pass, which leaves dz over the logits, rounded once to the
 // products' type; dX = dz W; dW = dz^T x, by beta = 1 from the second chunk on. Inputs of one 16-bit type are multiplied as they are;
 // anything else, and heads so small that speed is no matter, in fp32 (no TF32). fp16's dz is scaled by a power of two that the row
@@ -24,7 +36,8 @@ namespace lossd {
 // Rows whose gradient is zero take no part in the products: they may hold NaNs, and 0 times NaN is NaN.
 class HeadRun {
  public:
-  HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products);
+  // `step` is null for the row pass of pass.program.
+  HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products, RowStep* step = nullptr);
 
   // Enqueues everything.
   absl::Status Run();
@@ -76,6 +89,7 @@ class HeadRun {
   absl::Status PassRows(const Chunk& chunk, int64_t done, int64_t rows, const float* logits,
                         void* dz, bool in_place);
   absl::Status PassRowsScaled(const RowPass& pass);
+  absl::Status LaunchRows(const RowPass& pass);
   absl::StatusOr<PackedRows> MakeCleanRows(const Chunk& chunk, bool in_place);
   absl::Status AddWeightGradient(const Chunk& chunk);
   absl::Status MakeHiddenGradient(const Chunk& chunk);
@@ -92,6 +106,7 @@ class HeadRun {
   CudaDevice& device_;
   CublasLt& products_;
   cudaStream_t stream_;
+  RowStep* step_;
   RowShape shape_;
   // Of RunAfter.
   const HeadPass* first_ = nullptr;

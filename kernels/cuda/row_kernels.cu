@@ -278,6 +278,12 @@ bool ReadsAllSums(const CrossEntropyRows& rows) {
   return rows.entropy || rows.argmax || rows.metrics || rows.smoothing != 0;
 }
 
+bool ReadsAllSums(const LogprobRows& rows) {
+  return rows.entropy || rows.lse2 || rows.log_sum_p2 || rows.argmax || rows.correct ||
+         rows.mean_logit || rows.vocab_stats;
+}
+bool ReadsAllSums(const KeepStatisticsRows& rows) { return rows.all_sums; }
+
 // Cross entropy that asks for its loss, log-probabilities and gradients in bf16, and for nothing rarer.
 bool IsLean(const RowPass& pass, const CrossEntropyRows& program, const RowShape& shape) {
   const RowColumns& columns = pass.columns;

@@ -13,11 +13,11 @@ bool MakeCheck(const FieldRule& rule, const HeadProblem& head, const TensorView&
                ElementCheck* check) {
   check->field = rule.index;
   check->view = MakeRowsView(view, static_cast<int>(rule.dims.size()) - 1);
-  if (rule.name == "target" || rule.name == "ids") {
+  if (rule.name == "target" || rule.name == "ids" || rule.name == "teacher_topk_ids") {
     check->rule = ElementRule::kIndex;
     check->low = 0;
     check->high = head.valid_vocab;
-    check->padding = rule.name == "ids";
+    check->padding = rule.name != "target";
     return true;
   }
   if (rule.name == "temperature_rows") {
@@ -59,20 +59,22 @@ absl::Status HeadEngine::AddChecks(RowStart* start) const {
   ElementCheckStage& elements = start->elements;
   elements.rows = head_.rows;
   SequenceCheckStage& sequences = start->sequences;
-  sequences.sequences = call_->dims.Has("B") ? call_->dims["B"] : 1;
   sequences.rows = head_.rows;
   for (const BoundTensor& bound : call_->binding->tensors()) {
     const FieldRule& rule = *bound.rule;
     if (!rule.is_input()) continue;
     if (rule.name == "cu_seqlens") {
       sequences.cu_seqlens = MakeRowsView(bound.view, 0);
+      sequences.sequences = sequences.cu_seqlens.rows - 1;
       sequences.field = rule.index;
       continue;
     }
     ElementCheck check;
     if (!MakeCheck(rule, head_, bound.view, &check)) continue;
-    check.shared = rule.dims[0] != "N" && rule.dims[0] != "B";
-    const bool fits = rule.dims[0] == "B" ? sequences.Add(check) : elements.Add(check);
+    check.always = rule.tensor.every_element();
+    check.shared = check.always || (rule.dims[0] != "N" && rule.dims[0] != "B");
+    const bool of_sequences = rule.dims[0] == "B" && !check.always;
+    const bool fits = of_sequences ? sequences.Add(check) : elements.Add(check);
     if (!fits) return TooMany(*call_->schema, "bounded inputs");
   }
   return absl::OkStatus();
@@ -125,6 +127,13 @@ absl::Status HeadEngine::RunHeadTwice(const RowProgram& statistics,
   second.columns = RowColumns();
   return backend_->head->RunHeadTwice(MakePass(head_, statistics, first), between,
                                       MakePass(head_, gradient, second), &plan_);
+}
+
+absl::Status HeadEngine::RunPair(PairPass pass) {
+  pass.rows = rows_;
+  pass.batch_invariant = call_->options.batch_invariant;
+  pass.record = record_;
+  return backend_->head->RunPair(pass, &plan_);
 }
 
 absl::StatusOr<PendingResult> HeadEngine::Finish() {

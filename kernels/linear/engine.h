@@ -26,7 +26,7 @@ struct HeadOutputs {
 class HeadEngine {
  public:
   // Allocates the record and the row set, finds the rows that count, looks for wrong data and fills the outputs of the other rows.
-  // The checks and the fills follow from the schema: target within [0, valid_vocab), temperature_rows above 0, ids -1 or valid,
+  // The checks and the fills follow from the schema: target within [0, valid_vocab), temperature_rows above 0, ids and teacher_topk_ids -1 or valid,
   // cu_seqlens rising from 0 to N, inputs marked finite or min_element; outputs of N rows become 0, ids among them -1.
   // If the host may wait, wrong data are an error here and nothing has been written. Otherwise the record keeps them, and later
   // stages and sweeps do nothing.
@@ -52,6 +52,9 @@ class HeadEngine {
   // `statistics` over all rows, the stages, then `gradient` with the outputs if these have gradients: see HeadBackend::RunHeadTwice.
   absl::Status RunHeadTwice(const RowProgram& statistics, const std::vector<StageRun>& between,
                             const RowProgram& gradient, const HeadOutputs& outputs);
+
+  // The divergence of two distributions, with rows, record and batch_invariant of the call: see pair.h.
+  absl::Status RunPair(PairPass pass);
 
   absl::StatusOr<PendingResult> Finish();
 

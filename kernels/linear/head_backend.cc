@@ -11,4 +11,8 @@ absl::Status HeadBackend::RunHeadTwice(const HeadPass& first, const std::vector<
   return second.gradients.any() ? RunHead(second, plan) : absl::OkStatus();
 }
 
+absl::Status HeadBackend::RunPair(const PairPass&, std::string*) {
+  return absl::UnimplementedError("this backend compares no distributions");
+}
+
 }  // namespace lossd

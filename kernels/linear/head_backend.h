@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "kernels/core/result_record.h"
 #include "kernels/linear/head.h"
+#include "kernels/linear/pair.h"
 #include "kernels/linear/row_start.h"
 #include "kernels/objectives/objectives.h"
 
@@ -62,6 +63,9 @@ class HeadBackend {
   // backend may keep the logits between them where its workspace holds those of every row. This one multiplies twice.
   virtual absl::Status RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
                                     const HeadPass& second, std::string* plan);
+
+  // The divergence of two distributions of the same rows, with the gradient to one of them: pair.h. Errors and plan as RunHead.
+  virtual absl::Status RunPair(const PairPass& pass, std::string* plan);
 };
 
 }  // namespace lossd

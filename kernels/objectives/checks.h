@@ -104,6 +104,8 @@ struct ElementCheck {
   bool padding = false;
   // Elements 0 ... view.rows - 1 are used as soon as one row counts.
   bool shared = false;
+  // ... and these even if none does.
+  bool always = false;
   int32_t field = 0;  // FieldRule::index
   int64_t low = 0;
   int64_t high = 0;
@@ -163,7 +165,7 @@ struct ElementCheckStage {
   LOSSD_HD void Run(Team& team, int64_t) const {
     for (int32_t c = 0; c < check_count; ++c) {
       const ElementCheck& check = checks[c];
-      const int64_t end = !check.shared ? rows : *count > 0 ? check.view.rows : 0;
+      const int64_t end = !check.shared ? rows : check.always || *count > 0 ? check.view.rows : 0;
       int64_t wrong = kNoRow;
       for (int64_t i = team.rank(); i < end; i += team.size()) {
         if (!check.shared && counted[i] == 0) continue;

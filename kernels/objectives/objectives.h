@@ -6,8 +6,13 @@
 
 #include "kernels/objectives/checks.h"
 #include "kernels/objectives/cross_entropy.h"
+#include "kernels/objectives/divergence_rows.h"
 #include "kernels/objectives/logprob.h"
 #include "kernels/objectives/policy.h"
+#include "kernels/objectives/policy_select.h"
+#include "kernels/objectives/preference.h"
+#include "kernels/objectives/sequence_stages.h"
+#include "kernels/objectives/unpaired.h"
 
 namespace lossd {
 
@@ -21,7 +26,9 @@ using RowProgram = std::variant<LogprobRows,           //
                                 CrossEntropyRows,      //
                                 PolicyRows,            //
                                 PolicyStatisticsRows,  //
-                                PolicyGradientRows>;
+                                PolicyGradientRows,    //
+                                KeepStatisticsRows,    //
+                                LogprobGradientRows>;
 
 // A stage is a trivially copyable struct with: template <class Team> void Run(Team& team, int64_t instance) const.
 using Stage = std::variant<FillStage,               //
@@ -31,10 +38,21 @@ using Stage = std::variant<FillStage,               //
                            LogprobEndStage,         //
                            CrossEntropyStartStage,  //
                            CrossEntropyEndStage,    //
+                           DivergenceEndStage,      //
                            PolicySequenceStage,     //
                            PolicyStartStage,        //
+                           PolicySelectStage,       //
                            PolicyRowStage,          //
-                           PolicyEndStage>;
+                           PolicyShareStage,        //
+                           PolicyEndStage,          //
+                           NllMaskStage,            //
+                           PreferencePairStage,     //
+                           PreferenceRankStage,     //
+                           PreferenceValueStage,    //
+                           UnpairedSequenceStage,   //
+                           SequenceTotalsStage,     //
+                           SequenceRowStage,        //
+                           SequenceEndStage>;
 
 }  // namespace lossd
 

@@ -1,11 +1,18 @@
 // Policy losses on a device: row programs and stages around PolicyProblem. Plain C++: nvcc reads it.
 //
-// One pass over the logits, where a token needs no log-probability of another:
+// One pass over the logits, where a token needs no log-probability of another (token kinds; CLIP_COV and KL_COV with cov_selected):
 //   PolicySequenceStage (B)  PolicyStartStage (1)  head pass with PolicyRows  PolicyEndStage
-// Two passes, where a sequence needs the current log-probabilities of its tokens:
-//   head pass with PolicyStatisticsRows  PolicySequenceStage (B)  PolicyStartStage (1)  PolicyRowStage  PolicyEndStage
+// Two passes, where a sequence or the selection needs the current log-probabilities of its tokens: GSPO, LUSPO, GMPO, VESPO; CLIP_COV and
+// KL_COV without cov_selected; off_policy_threshold; sums of old - sampler where old is the current policy:
+//   head pass with PolicyStatisticsRows
+//   PolicySequenceStage (B)   lengths, importance weights, the ratio that a sequence's tokens share
+//   PolicyStartStage (1)      denominator, scales
+//   PolicySelectStage (1)     CLIP_COV, KL_COV: policy_select.h
+//   PolicyRowStage            values, outputs, metrics and derivatives of the tokens
+//   PolicyShareStage (B)      where the gradient goes through a sequence's mean: adds its part to each token
+//   PolicyEndStage            sums
 //   and, if a gradient is wanted, head pass with PolicyGradientRows
-// The host waits in neither. A kind whose ratio or gradient is of the whole sequence adds its sums to PolicySequence.
+// Without a head (PolicyLoss) the same stages run on what the caller gave. The host waits in none of them.
 #ifndef LOSSD_KERNELS_OBJECTIVES_POLICY_H_
 #define LOSSD_KERNELS_OBJECTIVES_POLICY_H_
 
@@ -14,6 +21,7 @@
 #include "kernels/core/host_device.h"
 #include "kernels/objectives/metrics.h"
 #include "kernels/objectives/policy_problem.h"
+#include "kernels/objectives/policy_sequence.h"
 #include "kernels/objectives/policy_terms.h"
 #include "kernels/objectives/row.h"
 
@@ -26,7 +34,13 @@ struct PolicyRows {
 
   LOSSD_HD RowStatistics KnownStatistics(int64_t) const { return RowStatistics(); }
   LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
-    return problem.Evaluate(row, stats);
+    const PolicyTokenResult<float> result = problem.EvaluateHead(row, stats);
+    RowCoefficients out;
+    out.c = -result.d_logprob;
+    out.a = -result.d_logprob;
+    out.h = result.d_entropy;
+    out.entropy = stats.Entropy();
+    return out;
   }
 };
 
@@ -60,7 +74,7 @@ struct PolicyGradientRows {
   }
 };
 
-// One instance for each sequence: length, factor, importance weight, drift.
+// One instance for each sequence: length, factor, importance weight, drift, shared ratio.
 struct PolicySequenceStage {
   PolicyProblem problem;
 
@@ -73,51 +87,75 @@ struct PolicySequenceStage {
     if (p.record->code != 0) return;
     const int64_t begin = p.cu_seqlens ? p.cu_seqlens.Index(b) : 0;
     const int64_t end = p.cu_seqlens ? p.cu_seqlens.Index(b + 1) : p.rows;
-    const bool need_x = p.options.is_row_filter || IsSequenceLevel();
-    int64_t length = 0;
-    double x = 0;
-    double drift = 0;
+    SequenceSums sums;
     for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
       if (p.counted[i] == 0) continue;
-      ++length;
       p.sequence_of[i] = static_cast<int32_t>(b);
-      const float lp = p.statistics != nullptr ? p.statistics[i].Logprob() : 0;
-      if (need_x) x += static_cast<double>(p.Old(i, lp)) - p.sampler_logprob.F32(i);
-      if (p.options.has_off_policy_threshold) {
-        drift += static_cast<double>(p.sampler_logprob.F32(i)) - lp;
-      }
+      Add(i, b, &sums);
     }
-    length = team.Sum(length);
-    x = team.Sum(x);
-    drift = team.Sum(drift);
-    if (team.rank() == 0) p.sequence[b] = Describe(b, length, x, drift);
+    sums.length = team.Sum(sums.length);
+    sums.importance = team.Sum(sums.importance);
+    sums.drift = team.Sum(sums.drift);
+    if (HasSequenceRatio(p.options)) {
+      sums.exponent = team.Sum(sums.exponent);
+      sums.advantage = team.Sum(sums.advantage);
+      sums.log_importance = team.Sum(sums.log_importance);
+      sums.log_pg_weight = team.Sum(sums.log_pg_weight);
+    }
+    if (team.rank() == 0) p.sequence[b] = Describe(b, sums);
   }
 
  private:
-  LOSSD_HD bool IsSequenceLevel() const {
-    return problem.options.is_level == ImportanceLevel::kSequenceSum ||
-           problem.options.is_level == ImportanceLevel::kSequenceMean;
+  // What row i adds.
+  LOSSD_HD void Add(int64_t i, int64_t b, SequenceSums* sums) const {
+    const PolicyProblem& p = problem;
+    const PolicyOptions<float>& options = p.options;
+    ++sums->length;
+    const float lp = p.Logprob(i);
+    if (options.is_row_filter || IsSequenceLevel(options)) {
+      sums->importance += static_cast<double>(p.Old(i, lp)) - p.sampler_logprob.F32(i);
+    }
+    if (options.has_off_policy_threshold) {
+      sums->drift += static_cast<double>(p.sampler_logprob.F32(i)) - lp;
+    }
+    if (!HasSequenceRatio(options)) return;
+    const float a = p.Advantage(i, b);
+    sums->advantage += a;
+    sums->exponent += SequenceExponent(options, static_cast<double>(lp) - p.Old(i, lp), a);
+    if (options.kind != PolicyKind::kGmpo && options.kind != PolicyKind::kVespo) return;
+    if (p.pg_weight) sums->log_pg_weight += LogWeight(options, p.pg_weight.F32(i));
+    if (options.is_level == ImportanceLevel::kToken) {
+      const double x = static_cast<double>(p.Old(i, lp)) - p.sampler_logprob.F32(i);
+      sums->log_importance += LogWeight(options, ImportanceWeight(options, x).weight);
+    }
   }
 
-  // x, drift: sums over the sequence's rows that count.
-  LOSSD_HD PolicySequence Describe(int64_t b, int64_t length, double x, double drift) const {
+  LOSSD_HD PolicySequence Describe(int64_t b, const SequenceSums& sums) const {
     const PolicyOptions<float>& options = problem.options;
     PolicySequence of;
-    of.length = length;
-    if (length == 0) return of;  // nothing of it is read
-    const double inverse_length = 1 / static_cast<double>(length);
-    of.omega = LengthFactor(options.sequence_weighting, static_cast<double>(length));
+    of.length = sums.length;
+    if (of.length == 0) return of;  // nothing of it is read
+    const double inverse_length = 1 / static_cast<double>(of.length);
+    of.omega = LengthFactor(options.sequence_weighting, static_cast<double>(of.length));
     if (problem.sequence_weight) {
       of.omega = Times<double>(problem.sequence_weight.F32(b), of.omega);
     }
-    if (IsSequenceLevel()) {
+    const double mean_x = sums.importance * inverse_length;
+    if (IsSequenceLevel(options)) {
       const bool sum = options.is_level == ImportanceLevel::kSequenceSum;
-      const ImportanceTerm<float> term = ImportanceWeight(options, sum ? x : x * inverse_length);
+      const ImportanceTerm<float> term = ImportanceWeight(options, sum ? sums.importance : mean_x);
       of.importance_weight = term.weight;
       of.importance_out_of_bounds = term.out_of_bounds;
     }
-    of.dropped = IsSequenceDropped(options, x * inverse_length);
-    of.drift = static_cast<float>(drift * inverse_length);
+    of.dropped = IsSequenceDropped(options, mean_x);
+    of.drift = static_cast<float>(sums.drift * inverse_length);
+    if (!HasSequenceRatio(options)) return of;
+    SequenceWeights weights;
+    weights.importance = of.importance_weight;
+    weights.dropped = of.dropped;
+    if (problem.sequence_pg_weight) weights.pg_weight = problem.sequence_pg_weight.F32(b);
+    of.shared = MakeSequenceRatio(options, sums, weights);
+    of.mean_pg_weight = static_cast<float>(GeometricMeanWeight(sums, weights));
     return of;
   }
 };
@@ -160,10 +198,18 @@ struct PolicyStartStage {
   }
 };
 
-// Two passes only: the objective of all rows from their statistics. Instances are blocks of kRows rows.
+// Where the derivatives of the tokens go, [N] each; absent ones are not wanted.
+struct PolicyDerivatives {
+  RowsView logprob;
+  RowsView entropy;
+  RowsView kl_logprob;
+};
+
+// The objective of all rows from what is known of them; not with one pass over the logits. Instances are blocks of kRows rows.
 struct PolicyRowStage {
   static constexpr int64_t kRows = 128;
   PolicyProblem problem;
+  PolicyDerivatives derivatives;
 
   int64_t Instances() const { return (problem.rows + kRows - 1) / kRows; }
 
@@ -175,9 +221,40 @@ struct PolicyRowStage {
     const int64_t end = begin + kRows < p.rows ? begin + kRows : p.rows;
     for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
       if (p.counted[i] == 0) continue;
-      const RowCoefficients coefficients = p.Evaluate(i, p.statistics[i]);
-      p.d_logprob[i] = -coefficients.c;
-      p.d_entropy[i] = coefficients.h;
+      const PolicyTokenResult<float> result =
+          p.statistics != nullptr ? p.EvaluateHead(i, p.statistics[i]) : p.EvaluateGiven(i);
+      if (derivatives.logprob) derivatives.logprob.SetF32(i, result.d_logprob);
+      if (derivatives.entropy) derivatives.entropy.SetF32(i, result.d_entropy);
+      if (derivatives.kl_logprob) derivatives.kl_logprob.SetF32(i, result.d_kl_logprob);
+      if (p.d_shared != nullptr) p.d_shared[i] = result.d_shared;
+    }
+  }
+};
+
+// The gradient that goes through the mean of a sequence, in equal parts to its tokens. One instance for each sequence.
+struct PolicyShareStage {
+  PolicyProblem problem;
+  RowsView d_logprob;  // [N]
+
+  int64_t Instances() const { return problem.sequences; }
+
+  template <class Team>
+  LOSSD_HD void Run(Team& team, int64_t b) const {
+    const PolicyProblem& p = problem;
+    if (p.record->code != 0) return;
+    const int64_t begin = p.cu_seqlens ? p.cu_seqlens.Index(b) : 0;
+    const int64_t end = p.cu_seqlens ? p.cu_seqlens.Index(b + 1) : p.rows;
+    double sum = 0;
+    for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
+      if (p.counted[i] != 0) sum += p.d_shared[i];
+    }
+    sum = team.Sum(sum);
+    for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
+      if (p.counted[i] == 0) continue;
+      const float lp = p.Logprob(i);
+      const double share = ShareOfToken(p.options, sum, p.sequence[b].length,
+                                        static_cast<double>(lp) - p.Old(i, lp), p.Advantage(i, b));
+      d_logprob.SetF32(i, static_cast<float>(d_logprob.F32(i) + share));
     }
   }
 };
@@ -208,7 +285,7 @@ struct PolicyEndStage {
       if (apart && (p.metrics.population[i] >> kPolicyEntropy & 1) != 0) {
         entropy += p.metrics.values[kPolicyEntropy * p.rows + i];
       }
-      degenerate += p.degenerate[i];
+      if (p.degenerate != nullptr) degenerate += p.degenerate[i];
     }
     sum = team.Sum(sum);
     entropy = team.Sum(entropy);

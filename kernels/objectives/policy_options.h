@@ -5,10 +5,28 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/core/host_device.h"
+
 namespace lossd {
 
 // Numbers are those of the enums in policy.proto (checked at compile time where they are converted).
-enum class PolicyKind : int32_t { kPpo = 1, kReinforce = 2, kGpg = 3 };
+enum class PolicyKind : int32_t {
+  kPpo = 1,
+  kReinforce = 2,
+  kGpg = 3,
+  kGspo = 4,
+  kLuspo = 5,
+  kCispo = 6,
+  kSapo = 7,
+  kGmpo = 8,
+  kDppoTv = 9,
+  kDppoKl = 10,
+  kDro = 11,
+  kVespo = 12,
+  kClipCov = 13,
+  kKlCov = 14
+};
+enum class GspoGradient : int32_t { kThroughMean = 1, kDetached = 2 };
 enum class LogRatioClamp : int32_t { kNone = 1, kSymmetric = 2, kUpper = 3 };
 enum class ImportanceLevel : int32_t { kNone = 1, kToken = 2, kSequenceSum = 3, kSequenceMean = 4 };
 enum class ImportanceMode : int32_t { kRaw = 1, kTruncate = 2, kMask = 3 };
@@ -26,9 +44,26 @@ struct PolicyOptions {
   PolicyKind kind = PolicyKind::kPpo;
   LogRatioClamp log_ratio_clamp = LogRatioClamp::kNone;
   Real log_ratio_bound = 20;  // nats
-  Real ratio_low = 0;         // 1 - clip_low
-  Real ratio_high = kNever;   // 1 + clip_high
-  Real ratio_cap = kNever;    // dual clip, delta
+  Real ratio_low = 0;         // 1 - clip_low; CISPO: cispo_low
+  Real ratio_high = kNever;   // 1 + clip_high; CISPO: cispo_high
+  Real clip_low = kNever;     // as given: GMPO, DPPO
+  Real clip_high = kNever;
+  Real ratio_cap = kNever;  // dual clip, delta
+  GspoGradient gspo_gradient = GspoGradient::kThroughMean;
+  Real sapo_tau_pos = 1;
+  Real sapo_tau_neg = Real(1.05);
+  Real dro_beta = 0;
+  Real vespo_k_pos = 2;
+  Real vespo_lambda_pos = 3;
+  Real vespo_k_neg = 3;
+  Real vespo_lambda_neg = 2;
+  Real kl_cov_coef = 0;
+
+  // Selection by the server.
+  double cov_ratio = 0;
+  double cov_low = 0;
+  double cov_high = 0;
+  uint64_t cov_seed = 0;
 
   ImportanceLevel is_level = ImportanceLevel::kNone;
   ImportanceMode is_mode = ImportanceMode::kRaw;
@@ -60,6 +95,26 @@ struct PolicyOptions {
   PolicyDenominator denominator_from = PolicyDenominator::kGiven;
   double denominator = 1;
 };
+
+// Kinds whose ratio is of the whole sequence.
+template <class Real>
+LOSSD_HD bool HasSequenceRatio(const PolicyOptions<Real>& options) {
+  return options.kind == PolicyKind::kGspo || options.kind == PolicyKind::kLuspo ||
+         options.kind == PolicyKind::kGmpo || options.kind == PolicyKind::kVespo;
+}
+
+// ... and whose gradient goes through the mean over the sequence, so that its tokens share it.
+template <class Real>
+LOSSD_HD bool SharesRatioGradient(const PolicyOptions<Real>& options) {
+  return options.kind == PolicyKind::kLuspo || options.kind == PolicyKind::kGmpo ||
+         (options.kind == PolicyKind::kGspo && options.gspo_gradient == GspoGradient::kThroughMean);
+}
+
+template <class Real>
+LOSSD_HD bool IsSequenceLevel(const PolicyOptions<Real>& options) {
+  return options.is_level == ImportanceLevel::kSequenceSum ||
+         options.is_level == ImportanceLevel::kSequenceMean;
+}
 
 }  // namespace lossd
 

@@ -10,6 +10,7 @@
 #include "kernels/core/tensor_view.h"
 #include "kernels/objectives/metrics.h"
 #include "kernels/objectives/policy_options.h"
+#include "kernels/objectives/policy_sequence.h"
 #include "kernels/objectives/policy_token.h"
 #include "kernels/objectives/row.h"
 
@@ -49,8 +50,10 @@ struct PolicySequence {
   double omega = 0;             // length factor times sequence_weight
   float importance_weight = 1;  // with a level of sequences
   bool importance_out_of_bounds = false;
-  bool dropped = false;  // by the row filter
-  float drift = 0;       // mean of sampler - lp; only with off_policy_threshold
+  bool dropped = false;         // by the row filter
+  float drift = 0;              // mean of sampler - lp; only with off_policy_threshold
+  float mean_pg_weight = 1;     // GMPO
+  SequenceRatio<float> shared;  // where the ratio is of the sequence
 };
 
 // What the start stage finds out about the call.
@@ -75,6 +78,11 @@ struct PolicyProblem {
   RowsView row_weight;
   RowsView pg_weight;
   RowsView entropy_mask;
+  RowsView cov_selected;
+  // Statistics that the caller has; absent with a head.
+  RowsView given_logprob;
+  RowsView given_entropy;
+  RowsView given_kl_logprob;
   // Inputs [B]; cu_seqlens is [B + 1].
   RowsView cu_seqlens;
   RowsView sequence_advantage;  // if there is no advantage
@@ -82,7 +90,7 @@ struct PolicyProblem {
   RowsView sequence_pg_weight;
   RowsView d_loss;  // [1]
 
-  // Outputs, each may be absent.
+  // Outputs, each may be absent; the last three are a head's.
   RowsView loss;  // [1]
   RowsView row_loss;
   RowsView ratio;
@@ -99,28 +107,41 @@ struct PolicyProblem {
   int32_t* sequence_of = nullptr;      // [N], written on rows that count
   PolicySequence* sequence = nullptr;  // [B]
   PolicyTotals* totals = nullptr;      // [1]
-  uint8_t* degenerate = nullptr;       // [N], written on rows that count
+  uint8_t* degenerate = nullptr;       // [N], written on rows that count; with a head
   MetricColumns metrics;
-  // Only where sequences need log-probabilities of this call (two passes over the logits).
-  RowStatistics* statistics = nullptr;  // [N]
-  float* d_logprob = nullptr;           // [N]
-  float* d_entropy = nullptr;           // [N]
+  RowStatistics* statistics = nullptr;  // [N]; two passes over the logits
+  float* d_shared = nullptr;    // [N]; only where a gradient goes through a sequence's ratio
+  uint8_t* selected = nullptr;  // [N]; only where the server selects tokens
+  uint64_t* keys = nullptr;     // [N]; the same
   ResultRecord* record = nullptr;
 
+  // The current log-probability, in stages that run when all of them are known.
+  LOSSD_HD float Logprob(int64_t row) const {
+    if (statistics != nullptr) return statistics[row].Logprob();
+    return given_logprob ? given_logprob.F32(row) : 0.0f;
+  }
   LOSSD_HD float Old(int64_t row, float lp) const {
     return old_logprob ? old_logprob.F32(row) : lp;
   }
   LOSSD_HD float Advantage(int64_t row, int64_t b) const {
     return advantage ? advantage.F32(row) : sequence_advantage.F32(b);
   }
+  LOSSD_HD bool IsSelected(int64_t row) const {
+    if (selected != nullptr) return selected[row] != 0;
+    return cov_selected && cov_selected.Mask(row);
+  }
 
-  // Value, outputs and metrics of a row that counts, and the coefficients of its gradient. By one thread.
-  LOSSD_HD RowCoefficients Evaluate(int64_t row, const RowStatistics& stats) const;
+  // Value, outputs and metrics of a row that counts, and its derivatives: of a head, or of what the caller gave. Without a log-probability
+  // of its own the KL term's derivative is in d_logprob. By one thread.
+  LOSSD_HD PolicyTokenResult<float> EvaluateHead(int64_t row, const RowStatistics& stats) const;
+  LOSSD_HD PolicyTokenResult<float> EvaluateGiven(int64_t row) const;
 
  private:
+  LOSSD_HD PolicyTokenResult<float> Evaluate(int64_t row, float lp, float kl_lp,
+                                             float entropy) const;
+  LOSSD_HD float PolicyWeight(int64_t row, const PolicySequence& of, float importance) const;
   LOSSD_HD ImportanceTerm<float> Importance(int64_t row, const PolicySequence& of, float old) const;
-  LOSSD_HD void WriteMetrics(int64_t row, const RowStatistics& stats,
-                             const PolicyToken<float>& token,
+  LOSSD_HD void WriteMetrics(int64_t row, const PolicyToken<float>& token,
                              const PolicyTokenResult<float>& result,
                              const ImportanceTerm<float>& importance) const;
 };
@@ -138,53 +159,79 @@ LOSSD_HD ImportanceTerm<float> PolicyProblem::Importance(int64_t row, const Poli
   return term;
 }
 
-LOSSD_HD RowCoefficients PolicyProblem::Evaluate(int64_t row, const RowStatistics& stats) const {
+// W without its gates.
+LOSSD_HD float PolicyProblem::PolicyWeight(int64_t row, const PolicySequence& of,
+                                           float importance) const {
+  if (options.kind == PolicyKind::kVespo) return 1;  // in w
+  if (options.kind == PolicyKind::kGmpo) return of.mean_pg_weight;
+  float weight = importance;
+  if (pg_weight) weight = Times(pg_weight.F32(row), weight);
+  if (sequence_pg_weight) weight = Times(sequence_pg_weight.F32(sequence_of[row]), weight);
+  return weight;
+}
+
+LOSSD_HD PolicyTokenResult<float> PolicyProblem::Evaluate(int64_t row, float lp, float kl_lp,
+                                                          float entropy_of_row) const {
   const int64_t b = sequence_of[row];
   const PolicySequence& of = sequence[b];
   PolicyToken<float> token;
-  token.lp = stats.Logprob();
-  token.entropy = stats.Entropy();
+  token.lp = lp;
+  token.kl_lp = kl_lp;
+  token.entropy = entropy_of_row;
   token.old = Old(row, token.lp);
   if (ref_logprob) token.reference = ref_logprob.F32(row);
   if (sampler_logprob) token.sampler = sampler_logprob.F32(row);
   token.advantage = Advantage(row, b);
   if (row_weight) token.row_weight = row_weight.F32(row);
   const ImportanceTerm<float> importance = Importance(row, of, token.old);
-  token.pg_weight = importance.weight;
-  if (pg_weight) token.pg_weight = Times(pg_weight.F32(row), token.pg_weight);
-  if (sequence_pg_weight) token.pg_weight = Times(sequence_pg_weight.F32(b), token.pg_weight);
+  token.pg_weight = PolicyWeight(row, of, importance.weight);
   if (!PassesEntropyGate(options, token.entropy) ||
       !PassesOffPolicyGate(options, token.advantage, of.drift)) {
     token.pg_weight = 0;
   }
+  token.selected = IsSelected(row);
   if (entropy_mask) token.in_entropy_term = entropy_mask.Mask(row);
   token.scale = static_cast<float>(Times(of.omega, totals->scale));
   token.entropy_scale = static_cast<float>(totals->entropy_scale);
+  token.shared = of.shared;
 
-  const PolicyTokenResult<float> result = EvaluatePolicyToken(options, token);
+  PolicyTokenResult<float> result = EvaluatePolicyToken(options, token);
+  if (!given_kl_logprob) result.d_logprob += result.d_kl_logprob;
   if (row_loss) row_loss.SetF32(row, result.loss);
   if (ratio) ratio.SetF32(row, result.ratio);
   if (importance_weight) importance_weight.SetF32(row, importance.weight);
   if (kl) kl.SetF32(row, result.kl);
-  if (logprob) logprob.SetF32(row, token.lp);
-  if (lse) lse.SetF32(row, stats.Lse());
-  if (entropy) entropy.SetF32(row, token.entropy);
-  degenerate[row] = stats.degenerate ? 1 : 0;
-  WriteMetrics(row, stats, token, result, importance);
-
-  RowCoefficients out;
-  out.c = -result.d_logprob;
-  out.a = -result.d_logprob;
-  out.h = result.d_entropy;
-  out.entropy = token.entropy;
-  return out;
+  WriteMetrics(row, token, result, importance);
+  return result;
 }
 
-LOSSD_HD void PolicyProblem::WriteMetrics(int64_t row, const RowStatistics& stats,
-                                          const PolicyToken<float>& token,
+LOSSD_HD PolicyTokenResult<float> PolicyProblem::EvaluateHead(int64_t row,
+                                                              const RowStatistics& stats) const {
+  const float lp = stats.Logprob();
+  const float entropy_of_row = stats.Entropy();
+  const PolicyTokenResult<float> result = Evaluate(row, lp, lp, entropy_of_row);
+  if (logprob) logprob.SetF32(row, lp);
+  if (lse) lse.SetF32(row, stats.Lse());
+  if (entropy) entropy.SetF32(row, entropy_of_row);
+  degenerate[row] = stats.degenerate ? 1 : 0;
+  if (head_metrics) {
+    metrics.Add(row, kPolicyAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
+    metrics.Add(row, kPolicyHeadEntropy, entropy_of_row);
+    metrics.Add(row, kPolicyMeanLogit, stats.MeanLogit(valid_vocab));
+  }
+  return result;
+}
+
+LOSSD_HD PolicyTokenResult<float> PolicyProblem::EvaluateGiven(int64_t row) const {
+  const float lp = given_logprob.F32(row);
+  return Evaluate(row, lp, given_kl_logprob ? given_kl_logprob.F32(row) : lp,
+                  given_entropy ? given_entropy.F32(row) : 0.0f);
+}
+
+LOSSD_HD void PolicyProblem::WriteMetrics(int64_t row, const PolicyToken<float>& token,
                                           const PolicyTokenResult<float>& result,
                                           const ImportanceTerm<float>& importance) const {
-  const PolicyFlags flags = BoundFlags(options, result.ratio, token.advantage);
+  const PolicyFlags& flags = result.flags;
   metrics.Begin(row);
   metrics.Add(row, kPolicyLoss, result.loss);
   metrics.Add(row, kPolicyPg, result.pg);
@@ -212,11 +259,6 @@ LOSSD_HD void PolicyProblem::WriteMetrics(int64_t row, const RowStatistics& stat
     metrics.Add(row, kPolicyPolicyK3, mismatch.policy_k3);
     metrics.Add(row, kPolicyJs, mismatch.js);
     metrics.Add(row, kPolicyApproxEntropy, mismatch.approx_entropy);
-  }
-  if (head_metrics) {
-    metrics.Add(row, kPolicyAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
-    metrics.Add(row, kPolicyHeadEntropy, token.entropy);
-    metrics.Add(row, kPolicyMeanLogit, stats.MeanLogit(valid_vocab));
   }
 }
 

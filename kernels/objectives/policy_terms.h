@@ -1,4 +1,4 @@
-// The terms of a policy loss, each with its derivative beside it. Templates over the real type: kernels run them in fp32, the finite
+// The terms of a policy loss that all kinds have in common, each with its derivative beside it; the kinds' own terms are in policy_kinds.h. Templates over the real type: kernels run them in fp32, the finite
 // differences of the tests in double. Plain C++: nvcc reads it.
 //
 // Two rules hold everywhere. A bound is inside: on it the derivative is that of the free side. NaN is never hidden by a clamp:
@@ -24,7 +24,7 @@ struct Term {
 // min(max(x, low), high), NaN stays NaN.
 template <class Real>
 LOSSD_HD Real Clamp(Real x, Real low, Real high) {
-  if (x < low) return low;
+  if (x < low) x = low;
   return x > high ? high : x;
 }
 
@@ -46,43 +46,6 @@ LOSSD_HD Term<Real> RatioTerm(const PolicyOptions<Real>& options, Real q) {
   }
   const Real ratio = std::exp(clamped);
   return {ratio, ratio};
-}
-
-// -min(min(r, cap if A < 0) A, clamp(r, 1 - l, 1 + h) A). Schulman et al. 2017, eq. 7; the cap is the dual clip of Ye et al. 2020
-// (verl, NeMo-RL, OpenRLHF: 3) and the two-sided delta of TRL and Liger. `high` >= 1 + h >= `low`.
-template <class Real>
-LOSSD_HD Term<Real> PpoTerm(const PolicyOptions<Real>& options, const Term<Real>& ratio,
-                            Real advantage) {
-  if (advantage == 0) return {};
-  const Real r = ratio.value;
-  if (advantage > 0) {
-    const bool clipped = r > options.ratio_high;
-    const Real used = clipped ? options.ratio_high : r;
-    return {-advantage * used, clipped ? Real(0) : -advantage * ratio.slope};
-  }
-  const bool clipped = IsOutside(r, options.ratio_low, options.ratio_cap);
-  const Real used = Clamp(r, options.ratio_low, options.ratio_cap);
-  return {-advantage * used, clipped ? Real(0) : -advantage * ratio.slope};
-}
-
-// -A lp. Williams 1992 (REINFORCE); Chu et al. 2025 (GPG) has the same token term.
-template <class Real>
-LOSSD_HD Term<Real> ReinforceTerm(Real lp, Real advantage) {
-  if (advantage == 0) return {};
-  return {-advantage * lp, -advantage};
-}
-
-template <class Real>
-LOSSD_HD Term<Real> PolicyTerm(const PolicyOptions<Real>& options, const Term<Real>& ratio, Real lp,
-                               Real advantage) {
-  switch (options.kind) {
-    case PolicyKind::kPpo:
-      return PpoTerm(options, ratio, advantage);
-    case PolicyKind::kReinforce:
-    case PolicyKind::kGpg:
-      return ReinforceTerm(lp, advantage);
-  }
-  return {};
 }
 
 // Estimate of KL(policy, reference) from the sampled token, d = ref - lp; slope with respect to lp. Schulman 2020, "Approximating KL
@@ -125,19 +88,30 @@ LOSSD_HD Term<Real> KlWeightTerm(KlWeight weight, const Term<Real>& ratio, Real 
   return {};
 }
 
+// The KL term: its slopes are kept apart, since v and the estimate may be made of different log-probabilities.
+template <class Real>
+struct KlResult {
+  Real value = 0;
+  Real slope = 0;         // through d, with respect to the log-probability in it
+  Real weight_slope = 0;  // through v
+};
+
 // clamp(v estimate(clamp(d))), before the coefficient. A clamp that is active takes the whole gradient away, the weight's too.
 // Straight-through (verl "+"): the value as it is, the gradient that of K2 on the unclamped d.
 template <class Real>
-LOSSD_HD Term<Real> KlTerm(const PolicyOptions<Real>& options, Real d, const Term<Real>& weight) {
+LOSSD_HD KlResult<Real> KlTerm(const PolicyOptions<Real>& options, Real d,
+                               const Term<Real>& weight) {
   const Real in = options.kl_in_clamp;
   const Term<Real> estimate = KlEstimate(options.kl_estimator, Clamp(d, -in, in));
   const Real weighted = Times(weight.value, estimate.value);
   const Real out = options.kl_out_clamp;
-  Term<Real> term = {Clamp(weighted, -out, out), Real(0)};
+  KlResult<Real> term;
+  term.value = Clamp(weighted, -out, out);
   if (options.kl_straight_through) {
     term.slope = -d;
   } else if (!IsOutside(d, -in, in) && !IsOutside(weighted, -out, out)) {
-    term.slope = Times(weight.value, estimate.slope) + Times(weight.slope, estimate.value);
+    term.slope = Times(weight.value, estimate.slope);
+    term.weight_slope = Times(weight.slope, estimate.value);
   }
   return term;
 }

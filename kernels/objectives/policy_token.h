@@ -6,7 +6,9 @@
 #include <cmath>
 
 #include "kernels/core/host_device.h"
+#include "kernels/objectives/policy_kinds.h"
 #include "kernels/objectives/policy_options.h"
+#include "kernels/objectives/policy_sequence.h"
 #include "kernels/objectives/policy_terms.h"
 #include "kernels/objectives/row.h"
 
@@ -15,6 +17,7 @@ namespace lossd {
 template <class Real>
 struct PolicyToken {
   Real lp = 0;                  // current log-probability
+  Real kl_lp = 0;               // the one in the KL term, usually the same
   Real entropy = 0;             // of the whole distribution; read by entropy_kind TRUE only
   Real old = 0;                 // a constant: lp itself where the call has no old policy
   Real reference = 0;           // read with an estimator
@@ -22,9 +25,11 @@ struct PolicyToken {
   Real advantage = 0;           // A
   Real row_weight = 1;          // of all terms
   Real pg_weight = 1;           // W: importance weight, pg_weight, sequence_pg_weight, gates
+  bool selected = false;        // CLIP_COV, KL_COV
   bool in_entropy_term = true;  // entropy_mask
   Real scale = 1;               // d_loss omega_b / D
   Real entropy_scale = 0;       // d_loss / entropy_denominator; read only if there is one
+  SequenceRatio<Real> shared;   // read where the ratio is of the sequence
 };
 
 template <class Real>
@@ -32,11 +37,15 @@ struct PolicyTokenResult {
   Real loss = 0;       // l_t
   Real pg = 0;         // W pi
   Real log_ratio = 0;  // q, unclamped
-  Real ratio = 1;      // r
+  Real ratio = 1;      // r, or the sequence's
   Real kl = 0;         // weighted, clamped, before the coefficient
   Real entropy = 0;    // H_t of the entropy kind
-  Real d_logprob = 0;  // of the call's loss
+  // Derivatives of the call's loss. d_logprob lacks the two that follow it.
+  Real d_logprob = 0;
+  Real d_kl_logprob = 0;
+  Real d_shared = 0;  // with respect to the mean that the sequence's ratio is made of
   Real d_entropy = 0;
+  PolicyFlags flags;
 };
 
 // l = row_weight [W pi + kl_coef KL - entropy_coef H] and its derivatives. A factor of exactly 0 removes its term, so that an overflowed
@@ -46,25 +55,38 @@ LOSSD_HD PolicyTokenResult<Real> EvaluatePolicyToken(const PolicyOptions<Real>& 
                                                      const PolicyToken<Real>& token) {
   PolicyTokenResult<Real> result;
   result.log_ratio = token.lp - token.old;
-  const Term<Real> ratio = RatioTerm(options, result.log_ratio);
-  result.ratio = ratio.value;
+  PolicyArguments<Real> arguments;
+  arguments.lp = token.lp;
+  arguments.old = token.old;
+  arguments.advantage = token.advantage;
+  arguments.ratio =
+      HasSequenceRatio(options) ? token.shared.ratio : RatioTerm(options, result.log_ratio);
+  arguments.selected = token.selected;
+  arguments.log_w = token.shared.log_w;
+  result.ratio = arguments.ratio.value;
+  result.flags = BoundFlags(options, arguments);
+  if (options.kind == PolicyKind::kGmpo) arguments.advantage = token.shared.mean_advantage;
 
   Real value = 0;
-  Real slope = 0;
-  if (token.pg_weight != 0 && token.advantage != 0) {
-    const Term<Real> policy = PolicyTerm(options, ratio, token.lp, token.advantage);
-    result.pg = token.pg_weight * policy.value;
+  Real slope = 0;        // with respect to lp
+  Real ratio_slope = 0;  // with respect to what the ratio is made of
+  if (token.pg_weight != 0) {
+    const Term<Real> policy = PolicyTerm(options, arguments);
+    result.pg = Times(policy.value, token.pg_weight);
     value = result.pg;
-    slope = Times(policy.slope, token.pg_weight);
-  }
-  if (options.kl_estimator != KlEstimator::kNone) {
-    const Term<Real> weight = KlWeightTerm(options.kl_weight, ratio, token.lp, token.sampler);
-    const Term<Real> kl = KlTerm(options, token.reference - token.lp, weight);
-    result.kl = kl.value;
-    value += Times(options.kl_coef, kl.value);
-    slope += Times(options.kl_coef, kl.slope);
+    ratio_slope = Times(policy.slope, token.pg_weight);
   }
   const Real scale = Times(token.row_weight, token.scale);
+  if (options.kl_estimator != KlEstimator::kNone) {
+    const Term<Real> weight =
+        KlWeightTerm(options.kl_weight, arguments.ratio, token.lp, token.sampler);
+    const KlResult<Real> kl = KlTerm(options, token.reference - token.kl_lp, weight);
+    result.kl = kl.value;
+    value += Times(options.kl_coef, kl.value);
+    result.d_kl_logprob = Times(scale, Times(options.kl_coef, kl.slope));
+    const Real through_weight = Times(options.kl_coef, kl.weight_slope);
+    (options.kl_weight == KlWeight::kRatio ? ratio_slope : slope) += through_weight;
+  }
   Real entropy_slope = 0;  // of the sampled token's -p log p
   if (options.entropy_kind != EntropyKind::kNone && token.in_entropy_term) {
     Term<Real> entropy = {token.entropy, Real(0)};
@@ -80,25 +102,13 @@ LOSSD_HD PolicyTokenResult<Real> EvaluatePolicyToken(const PolicyOptions<Real>& 
     }
   }
   result.loss = Times(token.row_weight, value);
+  if (SharesRatioGradient(options)) {
+    result.d_shared = Times(scale, ratio_slope);
+  } else {
+    slope += ratio_slope;
+  }
   result.d_logprob = Times(scale, slope) + entropy_slope;
   return result;
-}
-
-// Flags of the metrics: which side of its bounds the ratio is on. Kinds without bounds are on neither.
-struct PolicyFlags {
-  bool below = false;
-  bool above = false;
-  bool capped = false;
-};
-
-template <class Real>
-LOSSD_HD PolicyFlags BoundFlags(const PolicyOptions<Real>& options, Real ratio, Real advantage) {
-  PolicyFlags flags;
-  if (options.kind != PolicyKind::kPpo) return flags;
-  flags.below = ratio < options.ratio_low;
-  flags.above = ratio > options.ratio_high;
-  flags.capped = advantage < 0 && ratio > options.ratio_cap;
-  return flags;
 }
 
 // How far the sampler's log-probability of a token is from the old policy's: numbers for the trainer's eye, no gradients.

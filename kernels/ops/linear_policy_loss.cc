@@ -4,63 +4,54 @@
 
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/core/tensor_view.h"
 #include "kernels/linear/bind_head.h"
 #include "kernels/linear/engine.h"
 #include "kernels/objectives/policy.h"
 #include "kernels/ops/policy_rules.h"
+#include "kernels/ops/policy_run.h"
 
 namespace lossd {
 namespace {
 
-absl::Status AllocateWorkspace(bool two_passes, HeadEngine* engine, PolicyProblem* problem) {
-  const int64_t rows = problem->rows;
-  LOSSD_ASSIGN_OR_RETURN(problem->sequence_of,
-                         engine->Allocate<int32_t>(rows, "sequence of a row"));
-  LOSSD_ASSIGN_OR_RETURN(problem->sequence, engine->Allocate<PolicySequence>(
-                                                problem->sequences, "facts of a sequence"));
-  LOSSD_ASSIGN_OR_RETURN(problem->totals, engine->Allocate<PolicyTotals>(1, "totals"));
-  LOSSD_ASSIGN_OR_RETURN(problem->degenerate, engine->Allocate<uint8_t>(rows, "degenerate rows"));
-  problem->metrics.rows = rows;
-  problem->metrics.metrics = kPolicyMetrics;
-  LOSSD_ASSIGN_OR_RETURN(problem->metrics.values,
-                         engine->Allocate<float>(kPolicyMetrics * rows, "metrics of a row"));
-  LOSSD_ASSIGN_OR_RETURN(problem->metrics.population,
-                         engine->Allocate<uint64_t>(rows, "populations of metrics"));
-  if (!two_passes) return absl::OkStatus();
-  LOSSD_ASSIGN_OR_RETURN(problem->statistics,
-                         engine->Allocate<RowStatistics>(rows, "statistics of a row"));
-  LOSSD_ASSIGN_OR_RETURN(problem->d_logprob, engine->Allocate<float>(rows, "d_logprob"));
-  LOSSD_ASSIGN_OR_RETURN(problem->d_entropy, engine->Allocate<float>(rows, "d_entropy"));
-  return absl::OkStatus();
-}
-
-template <class S>
-StageRun MakeRun(const PolicyProblem& problem) {
-  const S stage{problem};
-  return {stage, stage.Instances()};
-}
-
-template <class S>
-absl::Status RunStage(const PolicyProblem& problem, HeadEngine* engine) {
-  const S stage{problem};
-  return engine->RunStage(stage, stage.Instances());
+// A [N] column in the workspace.
+RowsView MakeColumn(float* data, int64_t rows) {
+  TensorView view;
+  view.data = data;
+  view.dtype = DType::kF32;
+  view.rank = 1;
+  view.shape[0] = rows;
+  view.strides[0] = 1;
+  view.present = true;
+  return MakeRowsView(view, 0);
 }
 
 absl::Status RunOnePass(const PolicyProblem& problem, const HeadOutputs& outputs,
                         HeadEngine* engine) {
-  LOSSD_RETURN_IF_ERROR(RunStage<PolicySequenceStage>(problem, engine));
-  LOSSD_RETURN_IF_ERROR(RunStage<PolicyStartStage>(problem, engine));
+  for (const StageRun& run :
+       {MakePolicyRun<PolicySequenceStage>(problem), MakePolicyRun<PolicyStartStage>(problem)}) {
+    LOSSD_RETURN_IF_ERROR(engine->RunStage(run.stage, run.instances));
+  }
   LOSSD_RETURN_IF_ERROR(engine->RunHead(PolicyRows{problem}, outputs));
-  return RunStage<PolicyEndStage>(problem, engine);
+  const StageRun end = MakePolicyRun<PolicyEndStage>(problem);
+  return engine->RunStage(end.stage, end.instances);
 }
 
-absl::Status RunTwoPasses(const PolicyProblem& problem, const HeadOutputs& outputs,
-                          HeadEngine* engine) {
-  const std::vector<StageRun> between = {
-      MakeRun<PolicySequenceStage>(problem), MakeRun<PolicyStartStage>(problem),
-      MakeRun<PolicyRowStage>(problem), MakeRun<PolicyEndStage>(problem)};
-  const PolicyGradientRows gradient{problem.statistics, problem.d_logprob, problem.d_entropy};
-  return engine->RunHeadTwice(PolicyStatisticsRows{problem.statistics}, between, gradient, outputs);
+absl::Status RunTwoPasses(PolicyProblem* problem, const HeadOutputs& outputs, HeadEngine* engine) {
+  const int64_t rows = problem->rows;
+  LOSSD_ASSIGN_OR_RETURN(problem->statistics,
+                         engine->Allocate<RowStatistics>(rows, "statistics of a row"));
+  PolicyGradientRows gradient;
+  PolicyDerivatives derivatives;
+  if (outputs.gradients.any()) {
+    LOSSD_ASSIGN_OR_RETURN(float* d_logprob, engine->Allocate<float>(rows, "d_logprob"));
+    LOSSD_ASSIGN_OR_RETURN(float* d_entropy, engine->Allocate<float>(rows, "d_entropy"));
+    gradient = {problem->statistics, d_logprob, d_entropy};
+    derivatives.logprob = MakeColumn(d_logprob, rows);
+    derivatives.entropy = MakeColumn(d_entropy, rows);
+  }
+  return engine->RunHeadTwice(PolicyStatisticsRows{problem->statistics},
+                              PolicyStages(*problem, derivatives), gradient, outputs);
 }
 
 }  // namespace
@@ -87,21 +78,21 @@ absl::StatusOr<PendingResult> LinearPolicyLossOp::EnqueueRequest(
   problem.lse = BindColumn(request.lse(), binding);
   problem.entropy = BindColumn(request.entropy(), binding);
   problem.head_metrics = request.head_metrics();
-  problem.counted = engine.rows().counted;
-  problem.record = engine.record();
-  const bool two_passes = NeedsStatisticsFirst(problem);
-  LOSSD_RETURN_IF_ERROR(AllocateWorkspace(two_passes, &engine, &problem));
 
   HeadOutputs outputs;
   outputs.gradients = BindGradients(request.gradients(), binding);
-  LOSSD_RETURN_IF_ERROR(two_passes ? RunTwoPasses(problem, outputs, &engine)
-                                   : RunOnePass(problem, outputs, &engine));
+  LOSSD_RETURN_IF_ERROR(AllocatePolicy(outputs.gradients.any(), &engine, &problem));
+  LOSSD_ASSIGN_OR_RETURN(problem.degenerate,
+                         engine.Allocate<uint8_t>(problem.rows, "degenerate rows"));
+  LOSSD_RETURN_IF_ERROR(NeedsStatisticsFirst(problem) ? RunTwoPasses(&problem, outputs, &engine)
+                                                      : RunOnePass(problem, outputs, &engine));
   return engine.Finish();
 }
 
 void LinearPolicyLossOp::FillReply(const v1::LinearPolicyLoss& request, const ResultRecord& record,
                                    v1::OpReply* reply) const {
   FillPolicyReply(request.policy(), request.head_metrics(), metric_names_, record, reply);
+  reply->set_degenerate_rows(record.degenerate_rows);
 }
 
 }  // namespace lossd

@@ -12,8 +12,8 @@
 
 namespace lossd {
 
-// One sweep over the logits where every token's objective needs only that token, two where a sequence needs the current
-// log-probabilities of its tokens first (objectives/policy.h). Kinds PPO, REINFORCE and GPG; the others are UNIMPLEMENTED.
+// One sweep over the logits where every token's objective needs only that token, two where a sequence or the selection needs the current
+// log-probabilities of its tokens first (objectives/policy.h).
 class LinearPolicyLossOp final : public TypedOp<v1::LinearPolicyLoss> {
  public:
   explicit LinearPolicyLossOp(OpSchema schema)

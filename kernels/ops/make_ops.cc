@@ -1,9 +1,18 @@
 #include "kernels/core/status_macros.h"
+#include "kernels/ops/jensen_shannon.h"
+#include "kernels/ops/kl_divergence.h"
 #include "kernels/ops/linear_cross_entropy.h"
+#include "kernels/ops/linear_distill_loss.h"
 #include "kernels/ops/linear_logprob.h"
 #include "kernels/ops/linear_logprob_backward.h"
 #include "kernels/ops/linear_policy_loss.h"
+#include "kernels/ops/linear_preference_loss.h"
+#include "kernels/ops/linear_unpaired_loss.h"
 #include "kernels/ops/ops.h"
+#include "kernels/ops/policy_loss.h"
+#include "kernels/ops/preference_loss.h"
+#include "kernels/ops/unpaired_loss.h"
+#include "kernels/ops/total_variation.h"
 
 namespace lossd {
 

@@ -10,6 +10,19 @@ namespace {
 static_assert(static_cast<int>(PolicyKind::kPpo) == v1::POLICY_KIND_PPO);
 static_assert(static_cast<int>(PolicyKind::kReinforce) == v1::POLICY_KIND_REINFORCE);
 static_assert(static_cast<int>(PolicyKind::kGpg) == v1::POLICY_KIND_GPG);
+static_assert(static_cast<int>(PolicyKind::kGspo) == v1::POLICY_KIND_GSPO);
+static_assert(static_cast<int>(PolicyKind::kLuspo) == v1::POLICY_KIND_LUSPO);
+static_assert(static_cast<int>(PolicyKind::kCispo) == v1::POLICY_KIND_CISPO);
+static_assert(static_cast<int>(PolicyKind::kSapo) == v1::POLICY_KIND_SAPO);
+static_assert(static_cast<int>(PolicyKind::kGmpo) == v1::POLICY_KIND_GMPO);
+static_assert(static_cast<int>(PolicyKind::kDppoTv) == v1::POLICY_KIND_DPPO_TV);
+static_assert(static_cast<int>(PolicyKind::kDppoKl) == v1::POLICY_KIND_DPPO_KL);
+static_assert(static_cast<int>(PolicyKind::kDro) == v1::POLICY_KIND_DRO);
+static_assert(static_cast<int>(PolicyKind::kVespo) == v1::POLICY_KIND_VESPO);
+static_assert(static_cast<int>(PolicyKind::kClipCov) == v1::POLICY_KIND_CLIP_COV);
+static_assert(static_cast<int>(PolicyKind::kKlCov) == v1::POLICY_KIND_KL_COV);
+static_assert(static_cast<int>(GspoGradient::kThroughMean) == v1::GSPO_GRADIENT_THROUGH_MEAN);
+static_assert(static_cast<int>(GspoGradient::kDetached) == v1::GSPO_GRADIENT_DETACHED);
 static_assert(static_cast<int>(LogRatioClamp::kNone) == v1::LOG_RATIO_CLAMP_NONE);
 static_assert(static_cast<int>(LogRatioClamp::kSymmetric) == v1::LOG_RATIO_CLAMP_SYMMETRIC);
 static_assert(static_cast<int>(LogRatioClamp::kUpper) == v1::LOG_RATIO_CLAMP_UPPER);
@@ -41,15 +54,44 @@ static_assert(static_cast<int>(PolicyDenominator::kGiven) == v1::POLICY_DENOMINA
 static_assert(static_cast<int>(PolicyDenominator::kCount) == v1::POLICY_DENOMINATOR_COUNT);
 static_assert(static_cast<int>(PolicyDenominator::kSequences) == v1::POLICY_DENOMINATOR_SEQUENCES);
 
+// What the policy term reads.
+void SetKindOptions(const v1::PolicyTerms& policy, PolicyOptions<float>* options) {
+  options->kind = static_cast<PolicyKind>(policy.kind());
+  options->log_ratio_clamp = static_cast<LogRatioClamp>(policy.log_ratio_clamp());
+  options->log_ratio_bound = static_cast<float>(policy.log_ratio_bound());
+  if (policy.has_clip_low()) {
+    options->clip_low = static_cast<float>(policy.clip_low());
+    options->ratio_low = static_cast<float>(1 - policy.clip_low());
+  }
+  if (policy.has_clip_high()) {
+    options->clip_high = static_cast<float>(policy.clip_high());
+    options->ratio_high = static_cast<float>(1 + policy.clip_high());
+  }
+  if (policy.has_ratio_cap()) options->ratio_cap = static_cast<float>(policy.ratio_cap());
+  if (policy.has_cispo_high()) {
+    options->ratio_low = static_cast<float>(policy.cispo_low());
+    options->ratio_high = static_cast<float>(policy.cispo_high());
+  }
+  if (policy.has_gspo_gradient()) {
+    options->gspo_gradient = static_cast<GspoGradient>(policy.gspo_gradient());
+  }
+  options->sapo_tau_pos = static_cast<float>(policy.sapo_tau_pos());
+  options->sapo_tau_neg = static_cast<float>(policy.sapo_tau_neg());
+  options->dro_beta = static_cast<float>(policy.dro_beta());
+  options->vespo_k_pos = static_cast<float>(policy.vespo_k_pos());
+  options->vespo_lambda_pos = static_cast<float>(policy.vespo_lambda_pos());
+  options->vespo_k_neg = static_cast<float>(policy.vespo_k_neg());
+  options->vespo_lambda_neg = static_cast<float>(policy.vespo_lambda_neg());
+  options->kl_cov_coef = static_cast<float>(policy.kl_cov_coef());
+  options->cov_ratio = policy.cov_ratio();
+  options->cov_low = policy.cov_low();
+  options->cov_high = policy.cov_high();
+  options->cov_seed = static_cast<uint64_t>(policy.cov_seed());
+}
+
 PolicyOptions<float> MakeOptions(const v1::PolicyTerms& policy) {
   PolicyOptions<float> options;
-  options.kind = static_cast<PolicyKind>(policy.kind());
-  options.log_ratio_clamp = static_cast<LogRatioClamp>(policy.log_ratio_clamp());
-  options.log_ratio_bound = static_cast<float>(policy.log_ratio_bound());
-  if (policy.has_clip_low()) options.ratio_low = static_cast<float>(1 - policy.clip_low());
-  if (policy.has_clip_high()) options.ratio_high = static_cast<float>(1 + policy.clip_high());
-  if (policy.has_ratio_cap()) options.ratio_cap = static_cast<float>(policy.ratio_cap());
-
+  SetKindOptions(policy, &options);
   options.is_level = static_cast<ImportanceLevel>(policy.is_level());
   if (policy.has_is_mode()) options.is_mode = static_cast<ImportanceMode>(policy.is_mode());
   if (policy.has_is_log_clamp()) options.is_log_clamp = static_cast<float>(policy.is_log_clamp());
@@ -127,6 +169,7 @@ PolicyProblem BindPolicy(const v1::PolicyTerms& policy, const v1::PolicyOutputs&
   problem.row_weight = column(policy.row_weight());
   problem.pg_weight = column(policy.pg_weight());
   problem.entropy_mask = column(policy.entropy_mask());
+  problem.cov_selected = column(policy.cov_selected());
   problem.cu_seqlens = column(policy.cu_seqlens());
   problem.sequence_advantage = column(policy.sequence_advantage());
   problem.sequence_weight = column(policy.sequence_weight());
@@ -140,11 +183,14 @@ PolicyProblem BindPolicy(const v1::PolicyTerms& policy, const v1::PolicyOutputs&
   return problem;
 }
 
+bool SelectsTokens(const PolicyProblem& problem) { return problem.options.cov_ratio > 0; }
+
 bool NeedsStatisticsFirst(const PolicyProblem& problem) {
   const PolicyOptions<float>& options = problem.options;
-  if (options.has_off_policy_threshold) return true;
-  const bool sums_x = options.is_row_filter || options.is_level == ImportanceLevel::kSequenceSum ||
-                      options.is_level == ImportanceLevel::kSequenceMean;
+  if (options.has_off_policy_threshold || HasSequenceRatio(options) || SelectsTokens(problem)) {
+    return true;
+  }
+  const bool sums_x = options.is_row_filter || IsSequenceLevel(options);
   return sums_x && !problem.old_logprob;
 }
 
@@ -183,7 +229,6 @@ void FillPolicyReply(const v1::PolicyTerms& policy, bool head_metrics,
   reply->set_sum(record.sum);
   reply->set_count(record.count);
   reply->set_sequence_count(record.sequence_count);
-  reply->set_degenerate_rows(record.degenerate_rows);
   for (int m = 0; m < kPolicyMetrics; ++m) {
     if (!IsMade(policy, head_metrics, m)) continue;
     v1::Metric& metric = (*reply->mutable_metrics())[names[m]];

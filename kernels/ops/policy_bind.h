@@ -19,7 +19,10 @@ namespace lossd {
 PolicyProblem BindPolicy(const v1::PolicyTerms& policy, const v1::PolicyOutputs& outputs,
                          const Dims& dims, const Binding& binding);
 
-// Whether something of a sequence is made of the current log-probabilities of its tokens: then the logits are swept twice.
+// Whether the server selects the tokens of CLIP_COV or KL_COV.
+bool SelectsTokens(const PolicyProblem& problem);
+
+// Whether something of a sequence, or the selection, is made of the current log-probabilities of tokens: then the logits are swept twice.
 bool NeedsStatisticsFirst(const PolicyProblem& problem);
 
 // Names of PolicyMetric, in its order.

@@ -251,17 +251,8 @@ absl::Status CheckPolicyTerms(const PolicyTerms& policy, bool wants_gradient) {
   const absl::string_view sampler = UserOfSampler(policy);
   LOSSD_RETURN_IF_ERROR(Required(!sampler.empty(), policy.has_sampler_logprob(), "sampler_logprob",
                                  absl::StrCat("with this ", sampler)));
-  LOSSD_RETURN_IF_ERROR(Unless(policy.denominator_from() == v1::POLICY_DENOMINATOR_GIVEN,
-                               policy.has_denominator(), "denominator",
-                               "with another denominator_from"));
-  switch (policy.kind()) {
-    case v1::POLICY_KIND_PPO:
-    case v1::POLICY_KIND_REINFORCE:
-    case v1::POLICY_KIND_GPG:
-      return absl::OkStatus();
-    default:
-      return UnimplementedError("kind", "PPO, REINFORCE or GPG in this build", KindName(policy));
-  }
+  return Unless(policy.denominator_from() == v1::POLICY_DENOMINATOR_GIVEN, policy.has_denominator(),
+                "denominator", "with another denominator_from");
 }
 
 absl::Status CheckPolicyOutputs(const PolicyTerms& policy, const v1::PolicyOutputs& outputs) {

@@ -8,7 +8,7 @@
 namespace lossd {
 
 // After the schema's own check. `wants_gradient`: whether the request has a gradient for an output.
-// Errors: INVALID_ARGUMENT with the field; UNIMPLEMENTED `kind` for a legal request whose kind this build lacks.
+// Errors: INVALID_ARGUMENT with the field.
 absl::Status CheckPolicyTerms(const v1::PolicyTerms& policy, bool wants_gradient);
 
 absl::Status CheckPolicyOutputs(const v1::PolicyTerms& policy, const v1::PolicyOutputs& outputs);

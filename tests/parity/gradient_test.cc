@@ -24,14 +24,31 @@ using google::protobuf::Message;
 // Large enough that the f32 loss moves by far more than its rounding, small enough for the cubic term.
 constexpr double kStep = 4e-3;
 
-class GradientTest : public testing::TestWithParam<OptionCase> {
+class OptionTest : public testing::TestWithParam<OptionCase> {
  protected:
   const OpSchema& schema() const { return runner_.registry().Find(GetParam().op)->schema(); }
 
-  // Gradients that exist for the inputs at hand.
-  std::string Gradients(const std::string& inputs) const {
-    const bool bias = absl::StrContains(absl::StrCat(" ", inputs, " "), " bias ");
-    return absl::StrCat("grad_hidden grad_weight", bias ? " grad_bias" : "");
+  // The output with the derivative with respect to an input; null if the operation has none.
+  const FieldRule* GradientOf(const FieldRule& input) const {
+    if (!input.tensor.differentiable()) return nullptr;
+    const FieldRule* gradient = schema().Find("grad_" + input.name);
+    return gradient != nullptr ? gradient : schema().Find("d_" + input.name);
+  }
+
+  // Gradients that exist for the inputs and options at hand.
+  std::string Gradients(const RequestSpec& spec) const {
+    std::string names;
+    for (const FieldRule& rule : schema().fields()) {
+      const FieldRule* gradient = GradientOf(rule);
+      const bool given =
+          absl::StrContains(absl::StrCat(" ", spec.inputs, " "), absl::StrCat(" ", rule.name, " "));
+      if (gradient == nullptr || !(given || rule.tensor.required())) continue;
+      if (gradient->name == "d_entropy" && !absl::StrContains(spec.options, "entropy_kind=TRUE")) {
+        continue;
+      }
+      absl::StrAppend(&names, gradient->name, " ");
+    }
+    return names;
   }
 
   v1::Op Build(bool added) {
@@ -40,7 +57,7 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
     spec.op = c.op;
     spec.inputs = added ? absl::StrCat(c.inputs, " ", c.added_inputs) : c.inputs;
     spec.options = added ? absl::StrCat(c.options, " ", c.added_options) : c.options;
-    spec.outputs = Gradients(spec.inputs);
+    spec.outputs = Gradients(spec);
     if (!schema().info().objective().empty())
       absl::StrAppend(&spec.outputs, " ", schema().info().objective());
     spec.seed = c.seed;
@@ -141,6 +158,9 @@ class GradientTest : public testing::TestWithParam<OptionCase> {
   RequestBuilder builder_;
 };
 
+// Cases whose value has no factor that the gradient takes as a constant.
+class GradientTest : public OptionTest {};
+
 TEST_P(GradientTest, MatchesCentralDifferences) {
   v1::Op op = Build(true);
   const auto reply = runner_.Run(op);
@@ -148,8 +168,9 @@ TEST_P(GradientTest, MatchesCentralDifferences) {
   std::mt19937_64 random(7);
   std::normal_distribution<double> normal;
   for (const FieldRule& rule : schema().fields()) {
-    if (!rule.tensor.differentiable()) continue;
-    const auto gradient = reply->outputs().find("grad_" + rule.name);
+    const FieldRule* output = GradientOf(rule);
+    if (output == nullptr) continue;
+    const auto gradient = reply->outputs().find(output->name);
     if (gradient == reply->outputs().end()) continue;
     const std::vector<double> grad = Elements(gradient->second);
     v1::Tensor* input = MutableTensor(MutableRequest(&op), rule);
@@ -179,7 +200,7 @@ TEST_P(GradientTest, MatchesCentralDifferences) {
   }
 }
 
-TEST_P(GradientTest, TheOptionChangesTheResult) {
+TEST_P(OptionTest, TheOptionChangesTheResult) {
   const auto with = runner_.Run(Build(true));
   const auto without = runner_.Run(Build(false));
   ASSERT_TRUE(with.ok()) << with.status();
@@ -200,7 +221,17 @@ std::string CaseName(const testing::TestParamInfo<OptionCase>& info) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryOption, GradientTest, testing::ValuesIn(OptionCases()), CaseName);
+std::vector<OptionCase> DifferentiableCases() {
+  std::vector<OptionCase> cases;
+  for (const OptionCase& c : OptionCases()) {
+    if (!c.has_constants) cases.push_back(c);
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryOption, OptionTest, testing::ValuesIn(OptionCases()), CaseName);
+INSTANTIATE_TEST_SUITE_P(EveryOption, GradientTest, testing::ValuesIn(DifferentiableCases()),
+                         CaseName);
 
 // Every differentiable operation and every option of it must have a case above, or a reason here.
 TEST(GradientCoverageTest, EveryOptionHasACase) {
@@ -219,31 +250,20 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
       {"head_metrics", "changes metrics only"},
       {"force_on_policy", "old moves with the log-probability: conformance vectors"},
       {"kl_straight_through", "value and gradient differ on purpose: conformance vectors"},
+      {"wpo", "its weight is a constant of the gradient: unit tests, conformance vectors"},
+      {"log_sum_p2", "part of that weight"},
       {"is_row_min", "conformance vectors"},
       {"is_row_max", "conformance vectors"},
       {"sequence_advantage", "conformance vectors"},
       {"cu_seqlens", "base of other cases"},
-      {"cov_selected", "kinds that this build lacks"},
-      {"gspo_gradient", "kinds that this build lacks"},
-      {"cispo_low", "kinds that this build lacks"},
-      {"cispo_high", "kinds that this build lacks"},
-      {"sapo_tau_pos", "kinds that this build lacks"},
-      {"sapo_tau_neg", "kinds that this build lacks"},
-      {"dro_beta", "kinds that this build lacks"},
-      {"vespo_k_pos", "kinds that this build lacks"},
-      {"vespo_lambda_pos", "kinds that this build lacks"},
-      {"vespo_k_neg", "kinds that this build lacks"},
-      {"vespo_lambda_neg", "kinds that this build lacks"},
-      {"kl_cov_coef", "kinds that this build lacks"},
-      {"cov_ratio", "kinds that this build lacks"},
-      {"cov_low", "kinds that this build lacks"},
-      {"cov_high", "kinds that this build lacks"},
-      {"cov_seed", "kinds that this build lacks"},
+      {"teacher_floor", "changes values only: conformance vectors, divergence_test"},
   };
   for (const auto& op : runner.registry().ops()) {
     bool has_gradient = false;
-    for (const FieldRule& rule : op->schema().fields())
-      has_gradient |= absl::StartsWith(rule.name, "grad_");
+    for (const FieldRule& rule : op->schema().fields()) {
+      has_gradient |= absl::StartsWith(rule.name, "grad_") ||
+                      (rule.is_output() && absl::StartsWith(rule.name, "d_"));
+    }
     if (!has_gradient) continue;
     std::string text = " ";
     for (const OptionCase& c : OptionCases()) {
@@ -254,8 +274,13 @@ TEST(GradientCoverageTest, EveryOptionHasACase) {
     }
     for (const FieldRule& rule : op->schema().fields()) {
       if (rule.is_output() || rule.tensor.required() || reasons.count(rule.name) > 0) continue;
-      EXPECT_TRUE(absl::StrContains(text, absl::StrCat(" ", rule.name, rule.is_tensor ? " " : "=")))
+      const std::string ending = rule.is_tensor ? " " : rule.elements.empty() ? "=" : "[";
+      EXPECT_TRUE(absl::StrContains(text, absl::StrCat(" ", rule.name, ending)))
           << op->name() << "." << rule.name;
+      for (const FieldRule& element : rule.elements) {
+        EXPECT_TRUE(absl::StrContains(text, absl::StrCat("].", element.name, "=")))
+            << op->name() << "." << rule.name << "[]." << element.name;
+      }
     }
   }
 }

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <iostream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "kernels/core/dtype.h"
 
 namespace lossd {
@@ -28,32 +28,57 @@ const FieldRule& FindOrFail(const OpSchema& schema, absl::string_view name) {
   return *rule;
 }
 
-void SetOption(const OpSchema& schema, absl::string_view assignment, Message* request) {
-  const std::vector<std::string> parts = absl::StrSplit(assignment, '=');
-  if (parts.size() != 2) Fail("not name=value: " + std::string(assignment));
-  const FieldRule& rule = FindOrFail(schema, parts[0]);
-  const FieldDescriptor* field = rule.descriptor;
-  Message* holder = MutableHolder(request, rule);
+// Sets the option `field` of `holder`.
+void SetValue(const FieldDescriptor* field, const std::string& text, Message* holder) {
   const auto* reflection = holder->GetReflection();
   double number = 0;
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_DOUBLE:
-      if (!absl::SimpleAtod(parts[1], &number)) Fail("no number: " + parts[1]);
+      if (!absl::SimpleAtod(text, &number)) Fail("no number: " + text);
       return reflection->SetDouble(holder, field, number);
     case FieldDescriptor::CPPTYPE_INT64:
-      return reflection->SetInt64(holder, field, std::atoll(parts[1].c_str()));
+      return reflection->SetInt64(holder, field, std::atoll(text.c_str()));
     case FieldDescriptor::CPPTYPE_BOOL:
-      return reflection->SetBool(holder, field, parts[1] == "true");
+      return reflection->SetBool(holder, field, text == "true");
     case FieldDescriptor::CPPTYPE_STRING:
-      return reflection->SetString(holder, field, parts[1]);
+      return reflection->SetString(holder, field, text);
     case FieldDescriptor::CPPTYPE_ENUM: {
-      const auto* value = FindEnumValue(field->enum_type(), parts[1]);
-      if (value == nullptr) Fail(parts[0] + " has no value " + parts[1]);
+      const auto* value = FindEnumValue(field->enum_type(), text);
+      if (value == nullptr) Fail(field->name() + " has no value " + text);
       return reflection->SetEnum(holder, field, value);
     }
     default:
-      Fail("no way to set " + parts[0]);
+      Fail("no way to set " + field->name());
   }
+}
+
+// "terms[1].beta": the entry of the list, added if it is the next one.
+void SetElement(const FieldRule& list, int index, const std::string& name, const std::string& text,
+                Message* request) {
+  Message* holder = MutableHolder(request, list);
+  const auto* reflection = holder->GetReflection();
+  const int size = reflection->FieldSize(*holder, list.descriptor);
+  if (index > size) Fail(list.name + " has no entry before " + std::to_string(index));
+  Message* entry = index == size
+                       ? reflection->AddMessage(holder, list.descriptor)
+                       : reflection->MutableRepeatedMessage(holder, list.descriptor, index);
+  const FieldDescriptor* field = entry->GetDescriptor()->FindFieldByName(name);
+  if (field == nullptr) Fail(list.name + " has no " + name);
+  SetValue(field, text, entry);
+}
+
+void SetOption(const OpSchema& schema, absl::string_view assignment, Message* request) {
+  const std::vector<std::string> parts = absl::StrSplit(assignment, absl::MaxSplits('=', 1));
+  if (parts.size() != 2) Fail("not name=value: " + std::string(assignment));
+  const size_t bracket = parts[0].find('[');
+  const FieldRule& rule = FindOrFail(schema, parts[0].substr(0, bracket));
+  if (bracket != std::string::npos) {
+    const size_t end = parts[0].find("].");
+    if (rule.elements.empty() || end == std::string::npos) Fail("not list[i].name: " + parts[0]);
+    const int index = std::atoi(parts[0].c_str() + bracket + 1);
+    return SetElement(rule, index, parts[0].substr(end + 2), parts[1], request);
+  }
+  SetValue(rule.descriptor, parts[1], MutableHolder(request, rule));
 }
 
 uint16_t ToBf16(float value) {
@@ -152,20 +177,18 @@ void SetElements(const std::vector<double>& values, v1::Tensor* tensor) {
 
 std::vector<int64_t> RequestBuilder::ShapeOf(const FieldRule& rule) const {
   std::vector<int64_t> shape;
-  for (absl::string_view dim : rule.dims) {
-    int64_t extent = 0;
-    if (!absl::SimpleAtoi(dim, &extent)) {
-      const bool plus_one = absl::ConsumeSuffix(&dim, "+1");
-      const auto found = dims.find(std::string(dim));
-      if (found == dims.end()) Fail("no extent for dimension " + std::string(dim));
-      extent = found->second + (plus_one ? 1 : 0);
-    }
-    shape.push_back(extent);
+  for (const DimTerm& dim : rule.extents) {
+    const auto found = dims.find(dim.name);
+    if (!dim.name.empty() && found == dims.end()) Fail("no extent for dimension " + dim.name);
+    shape.push_back(dim.Extent(dim.name.empty() ? 0 : found->second));
   }
   return shape;
 }
 
-v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, v1::DType model) {
+v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, const RequestSpec& spec) {
+  const v1::DType model = spec.model;
+  const bool probs = absl::StrContains(spec.options, rule.name + "_kind=PROBS");
+  const bool logprobs = absl::StrContains(spec.options, rule.name + "_kind=LOGPROBS");
   v1::Tensor tensor;
   const v1::DTypeSet set = rule.tensor.dtypes();
   tensor.set_dtype(set == v1::MODEL ? model : static_cast<v1::DType>(DTypesOf(set).front()));
@@ -180,12 +203,16 @@ v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, v1::DType model) {
   for (int64_t i = 0; i < count; ++i) {
     double& value = values[i];
     if (rule.name == "cu_seqlens") {
-      value = static_cast<double>(i * dims.at("N") / dims.at("B"));
+      value = static_cast<double>(i * dims.at("N") / (count - 1));
     } else if (set == v1::INDEX) {
       value = std::floor(unit(random_) * static_cast<double>(dims.at("V")));
     } else if (set == v1::MASK) {
       value = i == 1 ? 0 : 1;
-    } else if (rule.tensor.units() == "nats") {
+    } else if (rule.name == "entropy") {
+      value = 0.3 + 2.7 * unit(random_);
+    } else if (probs) {
+      value = 0.02 + 0.3 * unit(random_);
+    } else if (rule.tensor.units() == "nats" || logprobs) {
       value = -0.3 - 2.7 * unit(random_);
     } else if (set == v1::FLOAT32 && rule.tensor.units() == "1") {
       value = 0.2 + 1.3 * unit(random_);
@@ -213,8 +240,7 @@ v1::Op RequestBuilder::Build(const OpSchema& schema, const RequestSpec& spec) {
        schema.fields()) {  // in the order of the message, so that seeds mean the same everywhere
     if (!rule.is_input()) continue;
     const bool wanted = std::find(inputs.begin(), inputs.end(), rule.name) != inputs.end();
-    if (wanted || rule.tensor.required())
-      *MutableTensor(request, rule) = MakeInput(rule, spec.model);
+    if (wanted || rule.tensor.required()) *MutableTensor(request, rule) = MakeInput(rule, spec);
   }
   for (const absl::string_view option : absl::StrSplit(spec.options, ' ', absl::SkipEmpty())) {
     SetOption(schema, option, request);

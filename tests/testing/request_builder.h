@@ -18,25 +18,27 @@ namespace lossd {
 struct RequestSpec {
   std::string op;       // message name
   std::string inputs;   // names of optional inputs, separated by blanks
-  std::string options;  // "softcap=5 kl_estimator=K3"
+  std::string options;  // "softcap=5 kl_estimator=K3 terms[0].beta=0.1"
   std::string outputs;  // names
   uint64_t seed = 1;
   v1::DType model = v1::F32;  // of tensors that may have any real type
 };
 
-// Builds the op message inside a lossd.v1.Op; all tensors are inline. Small extents: N 7, H 5, V 11, B 3, K 4.
+// Builds the op message inside a lossd.v1.Op; all tensors are inline. Small extents: N 7, H 5, V 11, B 3, P 2, K 4, TeacherH 6,
+// TeacherV 11. A tensor x for which the options say x_kind=PROBS or LOGPROBS has such elements.
 // Targets and ids are valid, logarithms lie between -3 and -0.3, weights between 0.2 and 1.5, cu_seqlens cover the rows.
 class RequestBuilder {
  public:
   // Aborts the test on a name that the operation does not have.
   v1::Op Build(const OpSchema& schema, const RequestSpec& spec);
 
-  std::map<std::string, int64_t> dims = {{"N", 7},    {"H", 5},       {"V", 11},
-                                         {"B", 3},    {"K", 4},       {"VocabTotal", 11},
-                                         {"TopK", 3}, {"Upstream", 1}};
+  std::map<std::string, int64_t> dims = {{"N", 7},           {"H", 5},        {"V", 11},
+                                         {"B", 3},           {"K", 4},        {"P", 2},
+                                         {"VocabTotal", 11}, {"TopK", 3},     {"Upstream", 1},
+                                         {"RefH", 3},        {"TeacherH", 6}, {"TeacherV", 11}};
 
  private:
-  v1::Tensor MakeInput(const FieldRule& rule, v1::DType model);
+  v1::Tensor MakeInput(const FieldRule& rule, const RequestSpec& spec);
   std::vector<int64_t> ShapeOf(const FieldRule& rule) const;
 
   std::mt19937_64 random_;

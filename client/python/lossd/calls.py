@@ -6,6 +6,7 @@ import threading
 from . import tensors
 from .errors import LossdError, field_error
 from .placement import place
+from .schema import parse_dim
 
 # Codes after which the server may still be at work in the call's tensors.
 _MAY_STILL_RUN = {"DEADLINE_EXCEEDED", "CANCELLED", "UNAVAILABLE", "UNKNOWN", "INTERNAL"}
@@ -24,12 +25,13 @@ class Reply:
     """What an operation gave back.
 
     reply["logprob"] is an output that was wanted; reply.outputs has them all by name. Attributes: sum, count, weight_sum, z_sum,
-    degenerate_rows, sequence_count (None where the operation does not give it), metrics (name to Metric), plan.
+    degenerate_rows, sequence_count, nll_sum, nll_count (None where the operation does not give it), metrics (name to Metric), plan.
     """
 
     def __init__(self, outputs, message):
         self.outputs = outputs
-        for name in ("sum", "count", "weight_sum", "z_sum", "degenerate_rows", "sequence_count"):
+        for name in ("sum", "count", "weight_sum", "z_sum", "degenerate_rows", "sequence_count",
+                     "nll_sum", "nll_count"):
             setattr(self, name, message.get(name))
         self.plan = message.get("plan", "")
         self.metrics = {
@@ -147,7 +149,26 @@ def _put(message, rule, value):
     message[rule.name] = value
 
 
-def _scalar(rule, value):
+def _entries(rule, value):
+    """A list of dicts as the wire's; the server names what is wrong in an entry, this only what has no place on the wire."""
+    if isinstance(value, dict) or not hasattr(value, "__iter__"):
+        raise field_error(rule.name, "a list of dicts", repr(value))
+    entries = []
+    for index, entry in enumerate(value):
+        sent = {}
+        for name, part in dict(entry).items():
+            place = f"{rule.name}[{index}].{name}"
+            if name not in rule.elements:
+                raise field_error(place, "one of " + ", ".join(rule.elements), "unknown")
+            if part is not None:
+                sent[name] = _scalar(rule.elements[name], part, place)
+        entries.append(sent)
+    return entries
+
+
+def _scalar(rule, value, name=None):
+    if rule.elements:
+        return _entries(rule, value)
     kind = rule.field.kind
     try:
         if kind == "enum":
@@ -173,7 +194,7 @@ def _scalar(rule, value):
     except (TypeError, ValueError, OverflowError):
         names = {"enum": lambda: ", ".join(rule.field.type.meaningful()), "double": lambda: "a number",
                  "bool": lambda: "True or False", "int64": lambda: "an integer of 64 bits"}
-        raise field_error(rule.name, names.get(kind, lambda: "text")(), repr(value)) from None
+        raise field_error(name or rule.name, names.get(kind, lambda: "text")(), repr(value)) from None
 
 
 def _output_rule(op, name):
@@ -190,10 +211,11 @@ def _dims(op, arrays, values):
         rule = op.fields[name]
         lead = len(array.shape) - len(rule.dims) + 1
         for d, dim in enumerate(rule.dims):
-            if dim == "N":
+            factor, name, plus = parse_dim(dim)
+            if name == "N":
                 dims.setdefault("N", array.shape[:max(lead, 0)])
-            elif lead + d - 1 >= 0 and lead + d - 1 < len(array.shape) and dim.isalpha():
-                dims.setdefault(dim, array.shape[lead + d - 1])
+            elif lead + d - 1 >= 0 and lead + d - 1 < len(array.shape) and name:
+                dims.setdefault(name, (array.shape[lead + d - 1] - plus) // factor)
     return dims
 
 
@@ -204,7 +226,10 @@ def _output_form(rule, arrays, dims):
         return twin.shape, twin.dtype
     shape = ()
     for dim in rule.dims:
-        extent = int(dim) if dim.isdigit() else dims.get(dim)
+        factor, name, plus = parse_dim(dim)
+        extent = dims.get(name) if name else plus
+        if name and isinstance(extent, int):
+            extent = factor * extent + plus
         if extent is None:
             missing = rule.name[5:] if rule.name.startswith("grad_") else \
                 {"TopK": "top_k", "K": "ids"}.get(dim, dim)

@@ -10,6 +10,15 @@ DTYPES = {1: ("f32", 4), 2: ("bf16", 2), 3: ("f16", 2), 4: ("i32", 4), 5: ("i64"
 DTYPE_SETS = {1: (1, 2, 3), 2: (1,), 3: (5, 4), 4: (6,), 5: (4,)}
 
 
+def parse_dim(dim):
+    """Factor, name and addend of a dimension as a rule writes it: "2P+1" is (2, "P", 1); a number has no name."""
+    if dim.isdigit():
+        return 1, "", int(dim)
+    name, plus = (dim[:-2], 1) if dim.endswith("+1") else (dim, 0)
+    digits = len(name) - len(name.lstrip("0123456789"))
+    return int(name[:digits] or 1), name[digits:], plus
+
+
 class FieldRule:
     """One field of an operation, found by its leaf name; flat sub-messages are opened."""
 
@@ -25,6 +34,10 @@ class FieldRule:
         self.dims = tuple(self.tensor["shape"].split()) if self.is_tensor else ()
         self.dtypes = DTYPE_SETS[self.tensor["dtypes"]] if self.is_tensor else ()
         self.required = bool((self.tensor if self.is_tensor else self.scalar).get("required"))
+        # Options of one entry, where the field is a list of sub-messages.
+        self.elements = {}
+        if field.repeated and field.kind == "message" and not self.is_tensor:
+            self.elements = {f.name: FieldRule((), f, types, "") for f in field.type.fields}
 
     @property
     def default(self):
@@ -56,6 +69,9 @@ class FieldRule:
             kind = self.field.kind
             if kind == "enum":
                 kind = " | ".join(self.field.type.meaningful())
+            if self.elements:
+                kind = "list of dicts (" + ", ".join(
+                    f"{e.name}: {e.describe()}" for e in self.elements.values()) + ")"
             parts = [kind]
             for key, sign in (("min", ">="), ("above", ">"), ("max", "<="), ("below", "<")):
                 if key in self.scalar:

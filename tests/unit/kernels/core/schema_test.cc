@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "lossd/v1/operations.pb.h"
 #include "tests/testing/matchers.h"
@@ -160,6 +161,69 @@ TEST(SchemaPolicyTest, CountsOneMoreOffsetThanSequences) {
   EXPECT_EQ((*schema.Check(request))["B"], 3);
   *request.mutable_policy()->mutable_sequence_weight() = MakeTensor(v1::F32, {4});
   EXPECT_EQ(Refusal(schema.Check(request)), "INVALID_ARGUMENT sequence_weight");
+}
+
+class SchemaListTest : public testing::Test {
+ protected:
+  SchemaListTest() {
+    *request_.mutable_logprob() = MakeTensor(v1::F32, {6});
+    *terms()->mutable_cu_seqlens() = MakeTensor(v1::I32, {5});
+    terms()->set_pairing(v1::PAIRING_HALVES);
+    for (const double beta : {0.1, 0.2}) {
+      v1::PreferenceTerm* term = terms()->add_terms();
+      term->set_type(v1::PREFERENCE_TYPE_SIGMOID);
+      term->set_beta(beta);
+    }
+  }
+  v1::PreferenceTerms* terms() { return request_.mutable_preference(); }
+  absl::StatusOr<Dims> Check() const { return schema_.Check(request_); }
+
+  OpSchema schema_ = *OpSchema::Create(v1::PreferenceLoss::descriptor());
+  v1::PreferenceLoss request_;
+};
+
+TEST_F(SchemaListTest, ReadsADimensionWithAFactor) {
+  *terms()->mutable_pair_weight() = MakeTensor(v1::F32, {2});
+  *terms()->mutable_ref_sequence_logprob() = MakeTensor(v1::F32, {4});
+  ASSERT_OK(Check());
+  EXPECT_EQ((*Check())["P"], 2);
+  *terms()->mutable_ref_sequence_logprob() = MakeTensor(v1::F32, {2});
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT ref_sequence_logprob");
+  *terms()->mutable_ref_sequence_logprob() = MakeTensor(v1::F32, {5});
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT ref_sequence_logprob");
+  terms()->clear_ref_sequence_logprob();
+  *terms()->mutable_cu_seqlens() = MakeTensor(v1::I32, {6});
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT cu_seqlens");
+  *terms()->mutable_cu_seqlens() = MakeTensor(v1::I32, {0});
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT cu_seqlens");
+}
+
+TEST_F(SchemaListTest, TakesDimensionsApart) {
+  const auto text = [](const char* dim) {
+    const DimTerm term = ParseDim(dim);
+    return absl::StrCat(term.factor, " ", term.name, " ", term.plus);
+  };
+  EXPECT_EQ(text("N"), "1 N 0");
+  EXPECT_EQ(text("B+1"), "1 B 1");
+  EXPECT_EQ(text("2P"), "2 P 0");
+  EXPECT_EQ(text("2P+1"), "2 P 1");
+  EXPECT_EQ(text("9"), "1  9");
+}
+
+TEST_F(SchemaListTest, ChecksTheEntriesOfAListByTheirPlace) {
+  EXPECT_OK(Check());
+  terms()->mutable_terms(1)->set_beta(0);
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT terms[1].beta");
+  terms()->mutable_terms(1)->clear_beta();
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT terms[1].beta");
+  terms()->mutable_terms(1)->set_beta(1);
+  terms()->mutable_terms(0)->set_label_smoothing(1);
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT terms[0].label_smoothing");
+  terms()->mutable_terms(0)->set_label_smoothing(0.5);
+  terms()->mutable_terms(0)->clear_type();
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT terms[0].type");
+  terms()->clear_terms();
+  EXPECT_EQ(Refusal(Check()), "INVALID_ARGUMENT terms");
 }
 
 }  // namespace

@@ -2,15 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <vector>
 
 #include "kernels/objectives/policy.h"
+#include "kernels/objectives/policy_select.h"
 #include "kernels/objectives/team.h"
+#include "tests/testing/thread_team.h"
 
 namespace lossd {
 namespace {
@@ -93,8 +93,7 @@ struct Call {
 };
 
 template <class Stage>
-void RunStage(const PolicyProblem& problem) {
-  const Stage stage{problem};
+void RunStage(const Stage& stage) {
   for (int64_t i = 0; i < stage.Instances(); ++i) {
     SerialTeam team;
     stage.Run(team, i);
@@ -112,23 +111,26 @@ void RunRows(const Program& program, Call* call) {
 }
 
 void RunOnePass(Call* call) {
-  RunStage<PolicySequenceStage>(call->problem);
-  RunStage<PolicyStartStage>(call->problem);
+  RunStage(PolicySequenceStage{call->problem});
+  RunStage(PolicyStartStage{call->problem});
   RunRows(PolicyRows{call->problem}, call);
-  RunStage<PolicyEndStage>(call->problem);
+  RunStage(PolicyEndStage{call->problem});
+}
+
+PolicyDerivatives Derivatives(Call* call) {
+  return {View(&call->d_logprob, DType::kF32), View(&call->d_entropy, DType::kF32), {}};
 }
 
 void RunTwoPasses(Call* call) {
   PolicyProblem& problem = call->problem;
   problem.statistics = call->kept.data();
-  problem.d_logprob = call->d_logprob.data();
-  problem.d_entropy = call->d_entropy.data();
   RunRows(PolicyStatisticsRows{problem.statistics}, call);
-  RunStage<PolicySequenceStage>(problem);
-  RunStage<PolicyStartStage>(problem);
-  RunStage<PolicyRowStage>(problem);
-  RunStage<PolicyEndStage>(problem);
-  RunRows(PolicyGradientRows{problem.statistics, problem.d_logprob, problem.d_entropy}, call);
+  RunStage(PolicySequenceStage{problem});
+  RunStage(PolicyStartStage{problem});
+  RunStage(PolicyRowStage{problem, Derivatives(call)});
+  RunStage(PolicyEndStage{problem});
+  RunRows(PolicyGradientRows{problem.statistics, call->d_logprob.data(), call->d_entropy.data()},
+          call);
 }
 
 TEST(PolicyStagesTest, CountsAndWeighsSequences) {
@@ -251,72 +253,33 @@ TEST(PolicyStagesTest, NothingIsWrittenAfterAnError) {
   Call call;
   call.record.code = 3;
   call.cu_seqlens = {0, 1 << 30, -5, 4, 8};
-  RunStage<PolicySequenceStage>(call.problem);
-  RunStage<PolicyStartStage>(call.problem);
+  std::vector<float> d_shared(Call::kRows, -77);
+  std::vector<uint8_t> selected(Call::kRows, 7);
+  call.problem.d_shared = d_shared.data();
+  call.problem.selected = selected.data();
+  RunStage(PolicySequenceStage{call.problem});
+  RunStage(PolicyStartStage{call.problem});
   call.problem.statistics = call.kept.data();
-  RunStage<PolicyRowStage>(call.problem);
-  RunStage<PolicyEndStage>(call.problem);
+  RunStage(PolicySelectStage{call.problem});
+  RunStage(PolicyRowStage{call.problem, Derivatives(&call)});
+  RunStage(PolicyShareStage{call.problem, View(&call.d_logprob, DType::kF32)});
+  RunStage(PolicyEndStage{call.problem});
+  EXPECT_EQ(d_shared[0], -77);
+  EXPECT_EQ(selected[0], 7);
   EXPECT_EQ(call.loss[0], -77);
   EXPECT_EQ(call.row_loss[0], -77);
   EXPECT_EQ(call.sequence_of[0], -1);
   EXPECT_EQ(call.record.count, 0);
 }
 
-// A team of real threads: a reduction that not every thread reaches would hang or be wrong.
-class ThreadTeam {
- public:
-  struct Shared {
-    explicit Shared(int threads) : barrier(threads), values(threads) {}
-    std::barrier<> barrier;
-    std::vector<double> values;
-  };
-  ThreadTeam(int rank, int size, Shared* shared) : rank_(rank), size_(size), shared_(shared) {}
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  double Sum(double value) {
-    return Reduce(value, [](double a, double b) { return a + b; });
-  }
-  int64_t Sum(int64_t value) { return static_cast<int64_t>(Sum(static_cast<double>(value))); }
-  double Min(double value) {
-    return Reduce(value, [](double a, double b) { return std::min(a, b); });
-  }
-  double Max(double value) {
-    return Reduce(value, [](double a, double b) { return std::max(a, b); });
-  }
-  void Sync() { shared_->barrier.arrive_and_wait(); }
-
- private:
-  template <class F>
-  double Reduce(double value, F f) {
-    shared_->values[rank_] = value;
-    Sync();
-    double result = shared_->values[0];
-    for (int i = 1; i < size_; ++i) result = f(result, shared_->values[i]);
-    Sync();
-    return result;
-  }
-
-  int rank_;
-  int size_;
-  Shared* shared_;
-};
-
 template <class Stage>
-void RunThreads(const PolicyProblem& problem) {
-  constexpr int kThreads = 3;
-  const Stage stage{problem};
-  ThreadTeam::Shared shared(kThreads);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < kThreads; ++rank) {
-    threads.emplace_back([&stage, &shared, rank] {
-      ThreadTeam team(rank, kThreads, &shared);
-      for (int64_t i = 0; i < stage.Instances(); ++i) {
-        stage.Run(team, i);
-        team.Sync();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+void RunThreads(const Stage& stage) {
+  RunTeam(3, [&](auto& team) {
+    for (int64_t i = 0; i < stage.Instances(); ++i) {
+      stage.Run(team, i);
+      team.Sync();
+    }
+  });
 }
 
 TEST(PolicyStagesTest, SeveralThreadsAgreeWithOne) {
@@ -325,13 +288,11 @@ TEST(PolicyStagesTest, SeveralThreadsAgreeWithOne) {
   RunTwoPasses(&one);
   PolicyProblem& problem = many.problem;
   problem.statistics = many.kept.data();
-  problem.d_logprob = many.d_logprob.data();
-  problem.d_entropy = many.d_entropy.data();
   RunRows(PolicyStatisticsRows{problem.statistics}, &many);
-  RunThreads<PolicySequenceStage>(problem);
-  RunThreads<PolicyStartStage>(problem);
-  RunThreads<PolicyRowStage>(problem);
-  RunThreads<PolicyEndStage>(problem);
+  RunThreads(PolicySequenceStage{problem});
+  RunThreads(PolicyStartStage{problem});
+  RunThreads(PolicyRowStage{problem, Derivatives(&many)});
+  RunThreads(PolicyEndStage{problem});
   EXPECT_EQ(one.row_loss, many.row_loss);
   EXPECT_EQ(one.d_logprob, many.d_logprob);
   EXPECT_EQ(one.record.count, many.record.count);

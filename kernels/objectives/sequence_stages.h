@@ -1,0 +1,225 @@
+// What losses on pairs and losses on single sequences have in common: the rows that count, the two sweeps' row programs, totals, derivatives
+// of the rows, results. Plain C++: nvcc reads it.
+//
+//   NllMaskStage (only with nll_mask, before the rows are selected)   reference head with LogprobRows
+//   head pass with KeepStatisticsRows   stages of the loss: facts of sequences and groups   SequenceTotalsStage (1)
+//   SequenceRowStage (sequences)   head pass with LogprobGradientRows, if a gradient is wanted   SequenceEndStage
+// Where the log-probabilities are given there is no head pass. The host waits nowhere.
+#ifndef LOSSD_KERNELS_OBJECTIVES_SEQUENCE_STAGES_H_
+#define LOSSD_KERNELS_OBJECTIVES_SEQUENCE_STAGES_H_
+
+#include <cstdint>
+
+#include "kernels/core/host_device.h"
+#include "kernels/objectives/metrics.h"
+#include "kernels/objectives/row.h"
+#include "kernels/objectives/sequence_problem.h"
+
+namespace lossd {
+
+// First sweep: keeps the statistics.
+struct KeepStatisticsRows {
+  static constexpr bool kKnowsStatistics = false;
+  RowStatistics* statistics = nullptr;  // [N]
+  bool all_sums = true;  // false: max, sum_exp and target_d are all that is read later
+
+  LOSSD_HD RowStatistics KnownStatistics(int64_t) const { return RowStatistics(); }
+  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
+    statistics[row] = stats;
+    return RowCoefficients();
+  }
+};
+
+// Second sweep: dz = d ([j = y] - p), d being the derivative of the loss by the row's log-probability.
+struct LogprobGradientRows {
+  static constexpr bool kKnowsStatistics = true;
+  const RowStatistics* statistics = nullptr;  // [N]
+  const float* d_logprob = nullptr;           // [N]
+
+  LOSSD_HD RowStatistics KnownStatistics(int64_t row) const { return statistics[row]; }
+  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics&) const {
+    RowCoefficients out;
+    out.c = -d_logprob[row];
+    out.a = -d_logprob[row];
+    return out;
+  }
+};
+
+// Whether sequence b of 2P is the first of its pair.
+LOSSD_HD bool IsChosen(Pairing pairing, int64_t pairs, int64_t b) {
+  return pairing == Pairing::kHalves ? b < pairs : b % 2 == 0;
+}
+
+// The rows that are read at all: those of the mask, and those of nll_mask in chosen sequences. Runs before anything has been checked, so
+// that it reads nothing outside its inputs whatever cu_seqlens says. Instances are blocks of kRows rows.
+struct NllMaskStage {
+  static constexpr int64_t kRows = 1024;
+  int64_t rows = 0;
+  int64_t pairs = 0;
+  Pairing pairing = Pairing::kHalves;
+  RowsView cu_seqlens;  // [2 pairs + 1]
+  RowsView mask;        // may be absent
+  RowsView nll_mask;
+  uint8_t* read = nullptr;  // [rows]
+
+  int64_t Instances() const { return (rows + kRows - 1) / kRows; }
+
+  template <class Team>
+  LOSSD_HD void Run(Team& team, int64_t instance) const {
+    const int64_t begin = instance * kRows;
+    const int64_t end = begin + kRows < rows ? begin + kRows : rows;
+    for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
+      const bool kept = !mask || mask.Mask(i);
+      read[i] = kept || (nll_mask.Mask(i) && IsChosen(pairing, pairs, SequenceOf(i))) ? 1 : 0;
+    }
+  }
+
+ private:
+  // The last sequence that begins at the row or before it.
+  LOSSD_HD int64_t SequenceOf(int64_t row) const {
+    int64_t low = 0;
+    int64_t high = 2 * pairs;
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      if (cu_seqlens.Index(middle) <= row) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+};
+
+// Sums and counts of all groups, the denominators, the scales of the gradient, the loss. One instance.
+struct SequenceTotalsStage {
+  SequenceProblem problem;
+
+  int64_t Instances() const { return 1; }
+
+  template <class Team>
+  LOSSD_HD void Run(Team& team, int64_t) const {
+    const SequenceProblem& p = problem;
+    if (p.record->code != 0) return;
+    SequenceTotals totals;
+    for (int64_t g = team.rank(); g < p.groups; g += team.size()) {
+      totals.sum += p.group[g].value;
+      totals.count += p.GroupWeight(g) != 0 ? 1 : 0;
+      totals.nll_sum += p.group[g].nll;
+      totals.nll_count += p.group[g].nll_tokens;
+    }
+    totals.sum = team.Sum(totals.sum);
+    totals.count = team.Sum(totals.count);
+    totals.nll_sum = team.Sum(totals.nll_sum);
+    totals.nll_count = team.Sum(totals.nll_count);
+    if (team.rank() != 0) return;
+    const double d_loss = p.d_loss ? p.d_loss.F32(0) : 1.0;
+    const double inverse = Inverse(p.denominator_from, p.denominator, totals.count);
+    totals.scale = d_loss * inverse;
+    totals.loss = totals.sum * inverse;
+    if (p.nll_coef != 0) {
+      const double factor =
+          p.nll_coef * Inverse(p.nll_denominator_from, p.nll_denominator, totals.nll_count);
+      totals.nll_scale = d_loss * factor;
+      totals.loss += factor * totals.nll_sum;
+    }
+    *p.totals = totals;
+  }
+
+ private:
+  LOSSD_HD static double Inverse(CountDenominator from, double given, int64_t count) {
+    if (from == CountDenominator::kGiven) return 1 / given;
+    return count > 1 ? 1 / static_cast<double>(count) : 1.0;
+  }
+};
+
+// Derivatives, statistics and head metrics of a sequence's rows. Instances are sequences.
+struct SequenceRowStage {
+  SequenceProblem problem;
+
+  int64_t Instances() const { return problem.sequences; }
+
+  template <class Team>
+  LOSSD_HD void Run(Team& team, int64_t b) const {
+    const SequenceProblem& p = problem;
+    if (p.record->code != 0) return;
+    const SequenceFacts facts = p.facts[b];
+    const SequenceTotals totals = *p.totals;
+    for (int64_t i = p.Begin(b) + team.rank(); i < p.End(b); i += team.size()) {
+      if (p.counted[i] == 0) continue;
+      const bool in_mask = p.InMask(i);
+      if (p.d_logprob) {
+        double d = 0;
+        if (in_mask) d = Times(totals.scale, Times(p.Kappa(facts, i), facts.slope));
+        if (p.IsNllToken(i, facts.side)) d -= totals.nll_scale;
+        p.d_logprob.SetF32(i, static_cast<float>(d));
+      }
+      if (p.statistics != nullptr) WriteStatistics(i, in_mask, facts.side);
+    }
+  }
+
+ private:
+  // Rows of the likelihood term alone have no statistics in the reply.
+  LOSSD_HD void WriteStatistics(int64_t i, bool in_mask, Side side) const {
+    const SequenceProblem& p = problem;
+    const RowStatistics& stats = p.statistics[i];
+    if (p.logprob) p.logprob.SetF32(i, in_mask ? stats.Logprob() : 0);
+    if (p.lse) p.lse.SetF32(i, in_mask ? stats.Lse() : 0);
+    if (p.entropy) p.entropy.SetF32(i, in_mask ? stats.Entropy() : 0);
+    if (!p.row_metrics) return;
+    p.row_metrics.Begin(i);
+    if (!in_mask) return;
+    const bool first = side == Side::kFirst;
+    p.row_metrics.Add(i, kRowEntropy, stats.Entropy());
+    p.row_metrics.Add(i, first ? kRowFirstMeanLogit : kRowSecondMeanLogit,
+                      stats.MeanLogit(p.valid_vocab));
+    if (first && p.row_metrics.metrics > kRowFirstAccuracy) {
+      p.row_metrics.Add(i, kRowFirstAccuracy, stats.argmax == p.target.Index(i) ? 1.0f : 0.0f);
+    }
+  }
+};
+
+// Results: instance 0 the loss and the numbers of the reply, 1 + m metric m of the groups, then those of the rows. After the last sweep: the
+// record's count is that of the rows until here.
+struct SequenceEndStage {
+  SequenceProblem problem;
+
+  int64_t Instances() const {
+    return 1 + problem.group_metrics.metrics + problem.row_metrics.metrics;
+  }
+
+  template <class Team>
+  LOSSD_HD void Run(Team& team, int64_t instance) const {
+    const SequenceProblem& p = problem;
+    if (p.record->code != 0) return;
+    if (instance > 0) {
+      const auto metric = static_cast<int32_t>(instance - 1);
+      MetricRecord* result = &p.record->metrics[metric];
+      if (metric < p.group_metrics.metrics) {
+        ReduceMetric(team, p.group_metrics, nullptr, metric, result);
+      } else {
+        ReduceMetric(team, p.row_metrics, p.counted, metric - p.group_metrics.metrics, result);
+      }
+      return;
+    }
+    int64_t degenerate = 0;
+    if (p.statistics != nullptr) {
+      for (int64_t i = team.rank(); i < p.rows; i += team.size()) {
+        if (p.counted[i] != 0 && p.statistics[i].degenerate) ++degenerate;
+      }
+    }
+    degenerate = team.Sum(degenerate);
+    if (team.rank() != 0) return;
+    const SequenceTotals& totals = *p.totals;
+    p.record->sum = totals.sum;
+    p.record->count = totals.count;
+    p.record->nll_sum = totals.nll_sum;
+    p.record->nll_count = totals.nll_count;
+    p.record->degenerate_rows = degenerate;
+    if (p.loss) p.loss.SetF32(0, static_cast<float>(totals.loss));
+  }
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_OBJECTIVES_SEQUENCE_STAGES_H_
