@@ -341,6 +341,17 @@ const Message* FindHolder(const Message& request, const FieldRule& rule) {
   return holder;
 }
 
+bool AreNeighbours(const FieldRule& a, const FieldRule& b) {
+  return a.path.size() == b.path.size() &&
+         (a.path.size() == 1 || a.path[a.path.size() - 2] == b.path[b.path.size() - 2]);
+}
+
+bool IsPresent(const Message& holder, const FieldRule& rule) {
+  const Reflection* reflection = holder.GetReflection();
+  return rule.descriptor->is_repeated() ? reflection->FieldSize(holder, rule.descriptor) > 0
+                                        : reflection->HasField(holder, rule.descriptor);
+}
+
 }  // namespace
 
 DimTerm ParseDim(absl::string_view text) {
@@ -409,15 +420,21 @@ const FieldRule* OpSchema::Find(absl::string_view name) const {
 absl::StatusOr<Dims> OpSchema::Check(const Message& request) const {
   if (HasUnknown(request)) LOSSD_RETURN_IF_ERROR(CheckUnknown(request, ""));
   Dims dims;
+  const FieldRule* last = nullptr;
+  const Message* holder = nullptr;
   for (const FieldRule& rule : fields_) {
-    if (!HasField(request, rule)) {
+    // Neighbours lie in one message: every call comes through here.
+    if (last == nullptr || !AreNeighbours(*last, rule)) holder = FindHolder(request, rule);
+    last = &rule;
+    if (holder == nullptr || !IsPresent(*holder, rule)) {
       if (rule.tensor.required() || rule.scalar.required()) {
         return FieldError(rule.name, "given", "absent");
       }
       continue;
     }
     if (rule.is_tensor) {
-      const v1::Tensor& tensor = GetTensor(request, rule);
+      const auto& tensor = static_cast<const v1::Tensor&>(
+          holder->GetReflection()->GetMessage(*holder, rule.descriptor));
       LOSSD_RETURN_IF_ERROR(CheckLayout(rule, tensor));
       LOSSD_RETURN_IF_ERROR(BindDims(rule, tensor, &dims));
       if (rule.is_input() && tensor.place_case() == v1::Tensor::PLACE_NOT_SET) {
@@ -426,9 +443,9 @@ absl::StatusOr<Dims> OpSchema::Check(const Message& request) const {
         if (!empty) return FieldError(rule.name, "an input with a place", "without one");
       }
     } else if (!rule.elements.empty()) {
-      LOSSD_RETURN_IF_ERROR(CheckElements(*FindHolder(request, rule), rule));
+      LOSSD_RETURN_IF_ERROR(CheckElements(*holder, rule));
     } else if (rule.descriptor->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-      LOSSD_RETURN_IF_ERROR(CheckScalar(*FindHolder(request, rule), rule, ""));
+      LOSSD_RETURN_IF_ERROR(CheckScalar(*holder, rule, ""));
     }
   }
   return dims;
@@ -436,11 +453,7 @@ absl::StatusOr<Dims> OpSchema::Check(const Message& request) const {
 
 bool HasField(const Message& request, const FieldRule& rule) {
   const Message* holder = FindHolder(request, rule);
-  if (holder == nullptr) return false;
-  if (rule.descriptor->is_repeated()) {
-    return holder->GetReflection()->FieldSize(*holder, rule.descriptor) > 0;
-  }
-  return holder->GetReflection()->HasField(*holder, rule.descriptor);
+  return holder != nullptr && IsPresent(*holder, rule);
 }
 
 const v1::Tensor& GetTensor(const Message& request, const FieldRule& rule) {

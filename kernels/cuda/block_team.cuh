@@ -12,8 +12,8 @@ class BlockTeamOf {
   static constexpr int kThreads = Threads;
   static constexpr int kScratchWords = Threads / 32 + 1;
 
-  // Shared memory of the block: `scratch` has kScratchWords words, `counters` kTeamCounters.
-  __device__ BlockTeamOf(int64_t* scratch, uint32_t* counters)
+  // Shared memory of the block: `scratch` has kScratchWords words, `counters` kTeamCounters (null if the stage does not count).
+  __device__ explicit BlockTeamOf(int64_t* scratch, uint32_t* counters = nullptr)
       : scratch_(scratch), counters_(counters) {}
 
   __device__ int rank() const { return threadIdx.x; }

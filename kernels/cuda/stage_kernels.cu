@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kStartThreads)
     StartKernel(const __grid_constant__ HeadProblem head, const __grid_constant__ RowStart start,
                 const __grid_constant__ RowSet rows, bool in_place, bool fills) {
   __shared__ int64_t scratch[StartTeam::kScratchWords];
-  StartTeam team(scratch, nullptr);  // no check counts
+  StartTeam team(scratch);
   // The words of an empty record are 0 but for the row.
   static_assert(offsetof(ResultRecord, row) == sizeof(int64_t));
   int64_t* words = reinterpret_cast<int64_t*>(start.record);
