@@ -34,10 +34,13 @@ std::string CommentOf(const D* descriptor) {
   return text;
 }
 
-std::string Escape(std::string text) {
-  for (size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2)
-    text.insert(at, "\\");
-  return text;
+std::string Escape(const std::string& text) {
+  std::string escaped;
+  for (const char letter : text) {
+    if (letter == '|') escaped += '\\';
+    escaped += letter;
+  }
+  return escaped;
 }
 
 std::string Number(double value) {

@@ -120,9 +120,16 @@ TEST(PolicyKindsTest, DppoByDivergence) {
 TEST(PolicyKindsTest, DivergenceOfConfidentTokens) {
   PolicyOptions<float> o;
   o.kind = PolicyKind::kDppoKl;
-  o.clip_low = o.clip_high = 1e-5f;
-  EXPECT_TRUE(IsKeptByDppo(o, -1.0e-3f, -1.1e-3f, 1.0f));
-  EXPECT_FALSE(IsKeptByDppo(o, -1.0e-3f, -1.4e-3f, 1.0f));
+  const float lp = -1e-6f;
+  const float old = -4e-6f;
+  const double p = std::exp(static_cast<double>(lp));
+  const double p_old = std::exp(static_cast<double>(old));
+  const double k = p_old * (static_cast<double>(old) - lp) +
+                   (1 - p_old) * std::log((1 - p_old + 1e-8) / (1 - p + 1e-8));
+  o.clip_high = static_cast<float>(1.01 * k);
+  EXPECT_TRUE(IsKeptByDppo(o, lp, old, 1.0f));
+  o.clip_high = static_cast<float>(0.99 * k);
+  EXPECT_FALSE(IsKeptByDppo(o, lp, old, 1.0f));
 }
 
 TEST(PolicyKindsTest, DroPullsWithoutAdvantage) {

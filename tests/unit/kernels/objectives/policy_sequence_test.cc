@@ -272,7 +272,19 @@ std::vector<Variation> Variations() {
   add("vespo_lambda_pos", vespo, [](Call* c) { c->o.vespo_lambda_pos = 1.5; });
   add("vespo_k_neg", vespo, [](Call* c) { c->o.vespo_k_neg = 1.5; });
   add("vespo_lambda_neg", vespo, [](Call* c) { c->o.vespo_lambda_neg = 1.5; });
-  add("vespo far from the old policy", vespo, [](Call* c) { c->old[0] = -50; });
+  add("vespo, tokens far from the old policy on both sides", vespo, [](Call* c) {
+    c->old[0] = -50;
+    c->old[1] = 18;
+  });
+  Call weighted_vespo = vespo;
+  weighted_vespo.o.is_level = ImportanceLevel::kToken;
+  weighted_vespo.o.vespo_k_pos = 0.1;
+  for (int t : {0, 1, 2}) weighted_vespo.old[t] = weighted_vespo.lp[t] - 14;
+  add("vespo, a dropped sequence costs each of its tokens", weighted_vespo, [](Call* c) {
+    c->o.is_row_filter = true;
+    c->o.is_row_min = 0.5;
+    c->o.is_row_max = 2;
+  });
   for (const GspoGradient gradient : {GspoGradient::kThroughMean, GspoGradient::kDetached}) {
     Call base = gspo;
     base.o.gspo_gradient = gradient;

@@ -282,6 +282,34 @@ void RunThreads(const Stage& stage) {
   });
 }
 
+TEST(PolicyStagesTest, SelectionWithSeveralThreads) {
+  for (const PolicyKind kind : {PolicyKind::kKlCov, PolicyKind::kClipCov}) {
+    std::vector<uint8_t> selected[2];
+    for (const int threads : {1, 3}) {
+      Call call;
+      PolicyProblem& problem = call.problem;
+      std::vector<uint64_t> keys(Call::kRows);
+      std::vector<uint8_t>& marks = selected[threads == 1 ? 0 : 1];
+      marks.assign(Call::kRows, 7);
+      problem.options.kind = kind;
+      problem.options.cov_ratio = 0.5;
+      problem.options.cov_low = -9;
+      problem.options.cov_high = 9;
+      problem.options.ratio_low = 0;
+      problem.options.ratio_high = 100;
+      problem.statistics = call.kept.data();
+      problem.keys = keys.data();
+      problem.selected = marks.data();
+      RunRows(PolicyStatisticsRows{problem.statistics}, &call);
+      RunStage(PolicySequenceStage{problem});
+      RunTeam(threads, [&](auto& team) { PolicySelectStage{problem}.Run(team, 0); });
+      EXPECT_EQ(std::count(marks.begin(), marks.end(), 1), 3) << "half of six";
+      EXPECT_EQ(marks[3] + marks[5], 0) << "rows that do not count";
+    }
+    EXPECT_EQ(selected[0], selected[1]);
+  }
+}
+
 TEST(PolicyStagesTest, SeveralThreadsAgreeWithOne) {
   Call one;
   Call many;
