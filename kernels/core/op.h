@@ -65,7 +65,7 @@ class Op {
   // Errors: INVALID_ARGUMENT, UNIMPLEMENTED.
   virtual absl::Status Check(const google::protobuf::Message& request, const Dims& dims) const = 0;
 
-  // Enqueues the call. Data errors that are found before the return come as INVALID_ARGUMENT with field and row; others are in the record.
+  // Enqueues the call, and the copy of its record to options.record_copy. Data errors that are found before the return come as INVALID_ARGUMENT with field and row; others are in the record.
   virtual absl::StatusOr<PendingResult> Enqueue(const OpCall& call, Backend& backend) const = 0;
 
   // Fills the reply's numbers and metrics from a record that has reached the host. Errors: the data error that the record holds.

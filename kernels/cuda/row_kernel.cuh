@@ -149,6 +149,10 @@ class RowBlock {
   }
 
   __device__ bool Owns(int column) const { return column >= begin_ && column < end_; }
+  // Whether this thread is the one that reads the column in every sweep.
+  __device__ bool IsMine(int column) const {
+    return Owns(column) && (column - begin_) / 4 % kRowThreads == static_cast<int>(threadIdx.x);
+  }
   __device__ int target() const { return target_; }
   __device__ const LogitTransform& transform() const { return transform_; }
 

@@ -159,56 +159,69 @@ __device__ bool IsLive(const RowPass& pass, const RowCoefficients& coefficients,
   return false;
 }
 
-// The statistics and the coefficients of a row, in `shared->answer` of all its blocks.
+// What the leader's thread makes of a row's statistics.
 template <class Program, bool kLean>
-__device__ void AnswerRow(const RowLaunch& launch, const Program& program, const Cluster& cluster,
-                          RowBlock<kLean>* block, RowShared* shared, int64_t r, int64_t row) {
-  const RowPass& pass = launch.pass;
-  const bool leader = cluster.rank() == 0 && threadIdx.x == 0;
-  const float thread_max = block->Load(!Program::kKnowsStatistics);
-  RowStatistics stats;
-  if constexpr (Program::kKnowsStatistics) {
-    __syncthreads();
-    if (threadIdx.x == 0 && block->Owns(block->target())) {
-      shared->target_raw = block->Raw(block->target());
-    }
-    if (leader) stats = program.KnownStatistics(row);
-    // Every block has read its slice: only then may dz be written over the row.
-    cluster.Sync();
-  } else {
-    const float max = RowMax(cluster, shared, thread_max);
-    if (threadIdx.x == 0 && block->Owns(block->target())) {
-      shared->target_raw = block->Raw(block->target());
-    }
-    const RowSums sums = RowTotal(cluster, shared, block->Sum(max, launch.all_sums));
-    if (leader) {
-      const bool owns_target = block->target() >= 0;
-      float target_z = 0;
-      if (owns_target) {
-        const int owner = block->target() / static_cast<int>(launch.shape.slice);
-        target_z = block->transform()(*cluster.Of(&shared->target_raw, owner));
-      }
-      stats = MakeStatistics(pass, sums, max, owns_target, target_z);
-    }
+__device__ RowAnswer MakeAnswer(const RowPass& pass, const Program& program,
+                                const RowStatistics& stats, bool leader, int64_t r, int64_t row) {
+  RowAnswer answer;
+  answer.coefficients = program.Row(row, stats);
+  answer.max = stats.max;
+  answer.inverse_sum = 1.0f / stats.sum_exp;
+  answer.log_sum = logf(stats.sum_exp);
+  answer.degenerate = stats.degenerate;
+  if (!leader) return answer;
+  if (pass.live != nullptr) pass.live[r] = IsLive(pass, answer.coefficients, row) ? 1 : 0;
+  if (!kLean && pass.dz_mode == DzMode::kMeasure) {
+    pass.stored[row] = {answer.coefficients, stats.max, stats.sum_exp};
   }
-  if (leader) {
-    RowAnswer answer;
-    answer.coefficients = program.Row(row, stats);
-    answer.max = stats.max;
-    answer.inverse_sum = 1.0f / stats.sum_exp;
-    answer.log_sum = logf(stats.sum_exp);
-    answer.degenerate = stats.degenerate;
-    if (pass.live != nullptr) pass.live[r] = IsLive(pass, answer.coefficients, row) ? 1 : 0;
-    if (!kLean && pass.dz_mode == DzMode::kMeasure) {
-      pass.stored[row] = {answer.coefficients, stats.max, stats.sum_exp};
-    }
-    for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared->answer, b) = answer;
+  return answer;
+}
+
+// A row whose statistics are known: each block asks the program itself, whose Row writes nothing then, while its slice is on the way.
+template <class Program, bool kLean>
+__device__ void AnswerKnownRow(const RowLaunch& launch, const Program& program,
+                               const Cluster& cluster, RowBlock<kLean>* block, RowShared* shared,
+                               int64_t r, int64_t row) {
+  if (threadIdx.x == 0) {
+    shared->answer = MakeAnswer<Program, kLean>(launch.pass, program, program.KnownStatistics(row),
+                                                cluster.rank() == 0, r, row);
   }
+  block->Load(false);
+  if (block->IsMine(block->target())) shared->target_raw = block->Raw(block->target());
+  // Every block has read its slice: only then may dz be written over the row.
   cluster.Sync();
 }
 
-// A cluster takes rows r, r + clusters, ... What a block leaves in its `shared` for others has been read two cluster barriers later, and
-// there are two in each row.
+// Statistics, then the coefficients, in `shared->answer` of all blocks. With `alone` the row ends here: only the leader knows, and `next`, a
+// row's logits or null, is fetched as soon as the last sweep has read the slice.
+template <class Program, bool kLean>
+__device__ void AnswerRow(const RowLaunch& launch, const Program& program, const Cluster& cluster,
+                          RowBlock<kLean>* block, RowShared* shared, int64_t r, int64_t row,
+                          bool alone, const float* next) {
+  const RowPass& pass = launch.pass;
+  const bool leader = cluster.rank() == 0 && threadIdx.x == 0;
+  const float max = RowMax(cluster, shared, block->Load(true));
+  if (block->IsMine(block->target())) shared->target_raw = block->Raw(block->target());
+  const RowSums mine = block->Sum(max, launch.all_sums);
+  if (alone && next != nullptr) block->FetchRow(next);
+  const RowSums sums = RowTotal(cluster, shared, mine);
+  if (leader) {
+    const bool owns_target = block->target() >= 0;
+    float target_z = 0;
+    if (owns_target) {
+      const int owner = block->target() / static_cast<int>(launch.shape.slice);
+      target_z = block->transform()(*cluster.Of(&shared->target_raw, owner));
+    }
+    const RowStatistics stats = MakeStatistics(pass, sums, max, owns_target, target_z);
+    const RowAnswer answer = MakeAnswer<Program, kLean>(pass, program, stats, true, r, row);
+    if (alone) return;
+    for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared->answer, b) = answer;
+  }
+  if (!alone) cluster.Sync();
+}
+
+// A cluster takes rows r, r + clusters, ... What a block leaves in its `shared` for others has been read one cluster barrier before it is
+// written again: of the maximum, the sums and the answer each has its own place, and a barrier of another kind lies between.
 template <class Program, bool kLean>
 __global__ void __launch_bounds__(kRowThreads, 3)
     RowKernel(const __grid_constant__ RowLaunch launch, const __grid_constant__ Program program) {
@@ -221,6 +234,8 @@ __global__ void __launch_bounds__(kRowThreads, 3)
   const bool stopped = pass.record->code != 0;
   const bool on_chip = kLean || launch.shape.on_chip;
   const bool has_ids = !kLean && pass.columns.d_ids_logprob.present;
+  // Nothing of the row is wanted but its statistics.
+  const bool alone = kLean && pass.dz_mode == DzMode::kNone;
   bool fetched = false;
   for (int64_t r = blockIdx.x / launch.shape.cluster; r < pass.rows; r += clusters) {
     const int64_t row = pass.index[r];
@@ -237,12 +252,23 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       __syncthreads();
       block.Fetch();
     }
-    AnswerRow(launch, program, cluster, &block, &shared, r, row);
+    const bool more = on_chip && r + clusters < pass.rows;
+    const float* const next_row = pass.logits + (r + clusters) * pass.logits_stride;
+    if constexpr (Program::kKnowsStatistics) {
+      AnswerKnownRow<Program, kLean>(launch, program, cluster, &block, &shared, r, row);
+    } else {
+      AnswerRow<Program, kLean>(launch, program, cluster, &block, &shared, r, row, alone,
+                                more ? next_row : nullptr);
+    }
+    if (alone && !Program::kKnowsStatistics) {
+      fetched = more;
+      continue;
+    }
     const RowAnswer answer = shared.answer;
     if constexpr (!kLean) WriteColumns(pass, block, answer, row, cluster.rank());
     // Entries of ids are made from the slice after the sweep.
-    fetched = on_chip && !has_ids && r + clusters < pass.rows;
-    const float* next = fetched ? pass.logits + (r + clusters) * pass.logits_stride : nullptr;
+    fetched = more && !has_ids;
+    const float* next = fetched ? next_row : nullptr;
     if (pass.dz_mode == DzMode::kNone) {
       // WriteColumns reads what other threads fetched.
       fetched = fetched && (kLean || !pass.columns.ids_logprob);
@@ -267,6 +293,8 @@ __global__ void __launch_bounds__(kRowThreads, 3)
     if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));
   }
   WaitForFetches();
+  // No block may end while another reads its shared memory.
+  if (alone) cluster.Sync();
 }
 
 // Whether a program reads more than max, sum_exp and target_d.
@@ -284,14 +312,31 @@ bool ReadsAllSums(const LogprobRows& rows) {
 }
 bool ReadsAllSums(const KeepStatisticsRows& rows) { return rows.all_sums; }
 
-// Cross entropy that asks for its loss, log-probabilities and gradients in bf16, and for nothing rarer.
-bool IsLean(const RowPass& pass, const CrossEntropyRows& program, const RowShape& shape) {
+bool ReadsAllSums(const PolicyRows& rows) { return rows.problem.ReadsAllSums(); }
+
+// Whether the gradient has no terms but c p and that of the target. Without all sums no program here has others.
+template <class Program>
+bool HasPlainGradient(const Program& program) {
+  return !ReadsAllSums(program);
+}
+bool HasPlainGradient(const BackwardRows&) { return false; }
+bool HasPlainGradient(const StoredRows&) { return false; }
+bool HasPlainGradient(const KeptGradientRows& rows) { return rows.d_entropy == nullptr; }
+
+// The common case: the loss and log-probabilities, gradients in bf16, and nothing rarer.
+template <class Program>
+bool IsLean(const RowPass& pass, const Program& program, const RowShape& shape) {
   const RowColumns& columns = pass.columns;
   return shape.on_chip && !pass.head.bias && pass.head.softcap <= 0 &&
          pass.column_weight == nullptr && !columns.ids_logprob && !columns.d_ids_logprob &&
-         !columns.topk_ids && !columns.topk_logprob && !ReadsAllSums(program) &&
+         !columns.topk_ids && !columns.topk_logprob && HasPlainGradient(program) &&
          (pass.dz_mode == DzMode::kNone || pass.dz_mode == DzMode::kBF16);
 }
+
+// Programs that have a lean kernel.
+template <class Program>
+constexpr bool kHasLean =
+    !std::is_same_v<Program, BackwardRows> && !std::is_same_v<Program, StoredRows>;
 
 template <bool kLean, class Program>
 cudaError_t LaunchKernel(const RowPass& pass, const Program& program, const RowShape& shape,
@@ -326,7 +371,7 @@ cudaError_t LaunchKernel(const RowPass& pass, const Program& program, const RowS
 template <class Program>
 cudaError_t Launch(const RowPass& pass, const Program& program, const RowShape& shape,
                    cudaStream_t stream) {
-  if constexpr (std::is_same_v<Program, CrossEntropyRows>) {
+  if constexpr (kHasLean<Program>) {
     if (IsLean(pass, program, shape)) return LaunchKernel<true>(pass, program, shape, stream);
   }
   return LaunchKernel<false>(pass, program, shape, stream);
@@ -349,7 +394,7 @@ cudaError_t PrepareKernel(int64_t shared_limit) {
 
 template <class Program>
 cudaError_t Prepare(int64_t shared_limit) {
-  if constexpr (std::is_same_v<Program, CrossEntropyRows>) {
+  if constexpr (kHasLean<Program>) {
     const cudaError_t error = PrepareKernel<Program, true>(shared_limit);
     if (error != cudaSuccess) return error;
   }

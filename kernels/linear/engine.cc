@@ -51,7 +51,7 @@ absl::StatusOr<HeadEngine> HeadEngine::Start(const OpCall& call, Backend& backen
   LOSSD_RETURN_IF_ERROR(engine.AddFills(&start));
   ResultRecord found;
   LOSSD_RETURN_IF_ERROR(backend.head->StartRows(head, start, &engine.rows_, &found));
-  LOSSD_RETURN_IF_ERROR(RecordStatus(*call.schema, found));
+  if (start.host_may_wait) LOSSD_RETURN_IF_ERROR(RecordStatus(*call.schema, found));
   return engine;
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/objectives/policy_select.h"
 #include "kernels/objectives/preference.h"
 #include "kernels/objectives/sequence_stages.h"
+#include "kernels/objectives/statistics_rows.h"
 #include "kernels/objectives/unpaired.h"
 
 namespace lossd {
@@ -21,14 +22,12 @@ namespace lossd {
 //   RowStatistics KnownStatistics(int64_t row) const       if kKnowsStatistics: max and sum_exp (p = exp(z - max) / sum_exp)
 //   RowCoefficients Row(int64_t row, const RowStatistics&) const     by one thread, once for each row that counts
 // `row` is the row's number in the call, 0 ... N - 1. Outputs of rows that do not count are filled beforehand.
-using RowProgram = std::variant<LogprobRows,           //
-                                BackwardRows,          //
-                                CrossEntropyRows,      //
-                                PolicyRows,            //
-                                PolicyStatisticsRows,  //
-                                PolicyGradientRows,    //
-                                KeepStatisticsRows,    //
-                                LogprobGradientRows>;
+using RowProgram = std::variant<LogprobRows,         //
+                                BackwardRows,        //
+                                CrossEntropyRows,    //
+                                PolicyRows,          //
+                                KeepStatisticsRows,  //
+                                KeptGradientRows>;
 
 // A stage is a trivially copyable struct with: template <class Team> void Run(Team& team, int64_t instance) const.
 using Stage = std::variant<FillStage,               //

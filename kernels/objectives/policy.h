@@ -4,14 +4,14 @@
 //   PolicySequenceStage (B)  PolicyStartStage (1)  head pass with PolicyRows  PolicyEndStage
 // Two passes, where a sequence or the selection needs the current log-probabilities of its tokens: GSPO, LUSPO, GMPO, VESPO; CLIP_COV and
 // KL_COV without cov_selected; off_policy_threshold; sums of old - sampler where old is the current policy:
-//   head pass with PolicyStatisticsRows
+//   head pass with KeepStatisticsRows
 //   PolicySequenceStage (B)   lengths, importance weights, the ratio that a sequence's tokens share
 //   PolicyStartStage (1)      denominator, scales
 //   PolicySelectStage (1)     CLIP_COV, KL_COV: policy_select.h
 //   PolicyRowStage            values, outputs, metrics and derivatives of the tokens
 //   PolicyShareStage (B)      where the gradient goes through a sequence's mean: adds its part to each token
 //   PolicyEndStage            sums
-//   and, if a gradient is wanted, head pass with PolicyGradientRows
+//   and, if a gradient is wanted, head pass with KeptGradientRows
 // Without a head (PolicyLoss) the same stages run on what the caller gave. The host waits in none of them.
 #ifndef LOSSD_KERNELS_OBJECTIVES_POLICY_H_
 #define LOSSD_KERNELS_OBJECTIVES_POLICY_H_
@@ -40,36 +40,6 @@ struct PolicyRows {
     out.a = -result.d_logprob;
     out.h = result.d_entropy;
     out.entropy = stats.Entropy();
-    return out;
-  }
-};
-
-// First of two passes: keeps the statistics.
-struct PolicyStatisticsRows {
-  static constexpr bool kKnowsStatistics = false;
-  RowStatistics* statistics = nullptr;  // [N]
-
-  LOSSD_HD RowStatistics KnownStatistics(int64_t) const { return RowStatistics(); }
-  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
-    statistics[row] = stats;
-    return RowCoefficients();
-  }
-};
-
-// Second of two passes: the gradient from derivatives that are there already.
-struct PolicyGradientRows {
-  static constexpr bool kKnowsStatistics = true;
-  const RowStatistics* statistics = nullptr;  // [N]
-  const float* d_logprob = nullptr;           // [N]
-  const float* d_entropy = nullptr;           // [N]
-
-  LOSSD_HD RowStatistics KnownStatistics(int64_t row) const { return statistics[row]; }
-  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics&) const {
-    RowCoefficients out;
-    out.c = -d_logprob[row];
-    out.a = -d_logprob[row];
-    out.h = d_entropy[row];
-    out.entropy = statistics[row].Entropy();
     return out;
   }
 };

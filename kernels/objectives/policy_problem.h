@@ -131,6 +131,12 @@ struct PolicyProblem {
     return cov_selected && cov_selected.Mask(row);
   }
 
+  // Whether of a row's statistics more than max, sum_exp and target_d is read.
+  LOSSD_HD bool ReadsAllSums() const {
+    return entropy || head_metrics || options.entropy_kind == EntropyKind::kTrue ||
+           options.entropy_threshold != -PolicyOptions<float>::kNever;
+  }
+
   // Value, outputs and metrics of a row that counts, and its derivatives: of a head, or of what the caller gave. Without a log-probability
   // of its own the KL term's derivative is in d_logprob. By one thread.
   LOSSD_HD PolicyTokenResult<float> EvaluateHead(int64_t row, const RowStatistics& stats) const;

@@ -3,7 +3,7 @@
 //
 //   NllMaskStage (only with nll_mask, before the rows are selected)   reference head with LogprobRows
 //   head pass with KeepStatisticsRows   stages of the loss: facts of sequences and groups   SequenceTotalsStage (1)
-//   SequenceRowStage (sequences)   head pass with LogprobGradientRows, if a gradient is wanted   SequenceEndStage
+//   SequenceRowStage (sequences)   head pass with KeptGradientRows, if a gradient is wanted   SequenceEndStage
 // Where the log-probabilities are given there is no head pass. The host waits nowhere.
 #ifndef LOSSD_KERNELS_OBJECTIVES_SEQUENCE_STAGES_H_
 #define LOSSD_KERNELS_OBJECTIVES_SEQUENCE_STAGES_H_
@@ -16,34 +16,6 @@
 #include "kernels/objectives/sequence_problem.h"
 
 namespace lossd {
-
-// First sweep: keeps the statistics.
-struct KeepStatisticsRows {
-  static constexpr bool kKnowsStatistics = false;
-  RowStatistics* statistics = nullptr;  // [N]
-  bool all_sums = true;  // false: max, sum_exp and target_d are all that is read later
-
-  LOSSD_HD RowStatistics KnownStatistics(int64_t) const { return RowStatistics(); }
-  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
-    statistics[row] = stats;
-    return RowCoefficients();
-  }
-};
-
-// Second sweep: dz = d ([j = y] - p), d being the derivative of the loss by the row's log-probability.
-struct LogprobGradientRows {
-  static constexpr bool kKnowsStatistics = true;
-  const RowStatistics* statistics = nullptr;  // [N]
-  const float* d_logprob = nullptr;           // [N]
-
-  LOSSD_HD RowStatistics KnownStatistics(int64_t row) const { return statistics[row]; }
-  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics&) const {
-    RowCoefficients out;
-    out.c = -d_logprob[row];
-    out.a = -d_logprob[row];
-    return out;
-  }
-};
 
 // Whether sequence b of 2P is the first of its pair.
 LOSSD_HD bool IsChosen(Pairing pairing, int64_t pairs, int64_t b) {

@@ -8,6 +8,7 @@
 #include "kernels/linear/bind_head.h"
 #include "kernels/linear/engine.h"
 #include "kernels/objectives/policy.h"
+#include "kernels/objectives/statistics_rows.h"
 #include "kernels/ops/policy_rules.h"
 #include "kernels/ops/policy_run.h"
 
@@ -41,16 +42,19 @@ absl::Status RunTwoPasses(PolicyProblem* problem, const HeadOutputs& outputs, He
   const int64_t rows = problem->rows;
   LOSSD_ASSIGN_OR_RETURN(problem->statistics,
                          engine->Allocate<RowStatistics>(rows, "statistics of a row"));
-  PolicyGradientRows gradient;
+  KeptGradientRows gradient;
   PolicyDerivatives derivatives;
   if (outputs.gradients.any()) {
     LOSSD_ASSIGN_OR_RETURN(float* d_logprob, engine->Allocate<float>(rows, "d_logprob"));
-    LOSSD_ASSIGN_OR_RETURN(float* d_entropy, engine->Allocate<float>(rows, "d_entropy"));
-    gradient = {problem->statistics, d_logprob, d_entropy};
+    gradient = {problem->statistics, d_logprob};
     derivatives.logprob = MakeColumn(d_logprob, rows);
-    derivatives.entropy = MakeColumn(d_entropy, rows);
+    if (problem->options.entropy_kind == EntropyKind::kTrue) {
+      LOSSD_ASSIGN_OR_RETURN(float* d_entropy, engine->Allocate<float>(rows, "d_entropy"));
+      gradient.d_entropy = d_entropy;
+      derivatives.entropy = MakeColumn(d_entropy, rows);
+    }
   }
-  return engine->RunHeadTwice(PolicyStatisticsRows{problem->statistics},
+  return engine->RunHeadTwice(KeepStatisticsRows{problem->statistics, problem->ReadsAllSums()},
                               PolicyStages(*problem, derivatives), gradient, outputs);
 }
 

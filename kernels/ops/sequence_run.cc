@@ -8,6 +8,7 @@
 #include "kernels/core/status_macros.h"
 #include "kernels/objectives/logprob.h"
 #include "kernels/objectives/sequence_stages.h"
+#include "kernels/objectives/statistics_rows.h"
 
 namespace lossd {
 namespace {
@@ -151,7 +152,7 @@ absl::Status RunSequencesOfHead(const SequenceProblem& problem, bool all_sums,
   own.push_back(RunOf<SequenceTotalsStage>(problem));
   own.push_back(RunOf<SequenceRowStage>(problem));
   const KeepStatisticsRows statistics{problem.statistics, all_sums};
-  const LogprobGradientRows gradient{problem.statistics,
+  const KeptGradientRows gradient{problem.statistics,
                                      static_cast<const float*>(problem.d_logprob.data)};
   LOSSD_RETURN_IF_ERROR(engine->RunHeadTwice(statistics, own, gradient, outputs));
   return RunEnd(problem, engine);

