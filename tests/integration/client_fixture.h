@@ -86,7 +86,7 @@ inline v1::LinearCrossEntropy CrossEntropy() {
 
 // One call of each operation of the protocol.
 inline std::vector<v1::Op> EveryOp() {
-  std::vector<v1::Op> ops(4);
+  std::vector<v1::Op> ops(5);
   v1::LinearLogprob* logprob = ops[0].mutable_linear_logprob();
   FillHead(logprob->mutable_linear(), logprob->mutable_head());
   *logprob->mutable_logprob() = Output({kN});
@@ -101,6 +101,10 @@ inline std::vector<v1::Op> EveryOp() {
   policy->mutable_policy()->set_kind(v1::POLICY_KIND_REINFORCE);
   *policy->mutable_policy()->mutable_advantage() = Floats({kN}, [](int64_t i) { return 1.0f - i; });
   *policy->mutable_results()->mutable_loss() = Output({1});
+  v1::PolicyLoss* given = ops[4].mutable_policy_loss();
+  *given->mutable_policy() = policy->policy();
+  *given->mutable_logprob() = Floats({kN}, [](int64_t i) { return -1.0f - i; });
+  *given->mutable_results()->mutable_loss() = Output({1});
   return ops;
 }
 
