@@ -229,6 +229,9 @@ struct PolicyShareStage {
   }
 };
 
+static_assert(sizeof(PolicyRowStage) < 4096 && sizeof(PolicyRows) < 4096,
+              "arguments of a kernel, which have 4 KB on older drivers");
+
 // Sums over rows in double and in a fixed order: instance 0 makes the loss and the numbers of the reply, instance 1 + m metric m.
 struct PolicyEndStage {
   PolicyProblem problem;

@@ -206,10 +206,11 @@ def linear_cross_entropy(hidden, weight, target, *, client, bias=None, reduction
 
 def policy_loss(hidden, weight, target, *, client, kind, bias=None, backward=None, d_loss=None, want=None,
                 dummy_grad=False, **options):
-    """Policy-gradient loss of a linear head: PPO, GRPO and its relatives, REINFORCE; KL to a reference, entropy, importance weights.
+    """Policy-gradient loss of a linear head: PPO, GRPO and its relatives, and more; KL to a reference, entropy, importance weights.
 
     Args:
-      kind: "ppo" (also GRPO, DAPO, BNPO, Dr.GRPO, which differ in the aggregation), "reinforce" or "gpg" (the same formula).
+      kind: "ppo" (also GRPO, DAPO, BNPO, Dr.GRPO, which differ in the aggregation), "reinforce", "gpg" (the same formula), "gspo",
+        "luspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "dro", "vespo", "clip_cov", "kl_cov".
       backward, d_loss: see the module.
       want: None returns the loss; a sequence of names among "row_loss", "ratio", "importance_weight", "kl", "logprob", "lse", "entropy"
         (may be empty) returns (loss, reply): outputs, `reply.metrics`, `reply.sum`, `reply.count`.
