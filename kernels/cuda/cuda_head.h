@@ -26,6 +26,8 @@ class CudaHead final : public HeadBackend {
   absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                          ResultRecord* found) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
+  // One launch.
+  absl::Status RunStages(const std::vector<StageRun>& runs) override;
   // See head_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
   // One product where the workspace holds all logits.

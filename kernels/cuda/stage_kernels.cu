@@ -1,6 +1,10 @@
 // Stages, and the rows that count.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
+#include <type_traits>
 #include <variant>
 
 #include "kernels/cuda/block_team.cuh"
@@ -106,6 +110,34 @@ __global__ void MakeIndexKernel(RowSet rows, int64_t row_count, int64_t padded, 
   index[i] = value;
 }
 
+template <class First, class... Rest>
+__device__ void RunByKind(int kind, const char* stage, BlockTeam& team, int64_t instance) {
+  if (kind == 0) {
+    reinterpret_cast<const First*>(stage)->Run(team, instance);
+  } else if constexpr (sizeof...(Rest) > 0) {
+    RunByKind<Rest...>(kind - 1, stage, team, instance);
+  }
+}
+template <class... Stages>
+__device__ void RunAny(const std::variant<Stages...>*, int kind, const char* stage, BlockTeam& team,
+                       int64_t instance) {
+  RunByKind<Stages...>(kind, stage, team, instance);
+}
+
+__global__ void __launch_bounds__(BlockTeam::kThreads)
+    FusedStagesKernel(const __grid_constant__ FusedStages stages) {
+  __shared__ int64_t scratch[BlockTeam::kScratchWords];
+  __shared__ uint32_t counters[kTeamCounters];
+  BlockTeam team(scratch, counters);
+  for (int s = 0; s < stages.count; ++s) {
+    if (s > 0) cooperative_groups::this_grid().sync();
+    for (int64_t instance = blockIdx.x; instance < stages.instances[s]; instance += gridDim.x) {
+      RunAny(static_cast<const Stage*>(nullptr), stages.kind[s], stages.bytes + stages.offset[s],
+             team, instance);
+    }
+  }
+}
+
 template <class... Stages>
 cudaError_t PrepareStages(std::variant<Stages...>*) {
   cudaError_t error = cudaSuccess;
@@ -126,6 +158,43 @@ cudaError_t LaunchStage(const Stage& stage, int64_t count, cudaStream_t stream) 
         return cudaGetLastError();
       },
       stage);
+}
+
+bool FusedStages::Add(const Stage& stage, int64_t run_instances) {
+  return std::visit(
+      [&](const auto& typed) {
+        static_assert(std::is_trivially_copyable_v<std::decay_t<decltype(typed)>>);
+        const auto size = static_cast<int64_t>((sizeof(typed) + 15) / 16 * 16);
+        if (count == kMaxStages || used + size > kMaxBytes) return false;
+        kind[count] = static_cast<int32_t>(stage.index());
+        offset[count] = static_cast<int32_t>(used);
+        instances[count] = run_instances;
+        std::memcpy(bytes + used, &typed, sizeof(typed));
+        used += size;
+        ++count;
+        return true;
+      },
+      stage);
+}
+
+cudaError_t LaunchStages(const FusedStages& stages, cudaStream_t stream) {
+  int device = 0, processors = 0, resident = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, FusedStagesKernel,
+                                                          BlockTeam::kThreads, 0);
+  }
+  if (error != cudaSuccess) return error;
+  int64_t most = 1;
+  for (int s = 0; s < stages.count; ++s) most = std::max(most, stages.instances[s]);
+  // All blocks must run at once, since they wait for each other.
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, processors * resident));
+  const void* arguments[] = {&stages};
+  return cudaLaunchCooperativeKernel(FusedStagesKernel, dim3(blocks), dim3(BlockTeam::kThreads),
+                                     const_cast<void**>(arguments), 0, stream);
 }
 
 cudaError_t LaunchStart(const HeadProblem& head, const RowStart& start, const RowSet& rows,
@@ -150,6 +219,7 @@ cudaError_t LaunchMakeIndex(const RowSet& rows, int64_t row_count, int64_t padde
 cudaError_t PrepareStageKernels() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, StartKernel);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, FusedStagesKernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, MakeIndexKernel);
   return error == cudaSuccess ? PrepareStages(static_cast<Stage*>(nullptr)) : error;
 }
