@@ -95,6 +95,20 @@ std::string Units(absl::string_view units) {
   return units.empty() || units == "1" ? std::string() : std::string(units);
 }
 
+// An option; of a list also the options of its entries.
+std::string OptionRows(const FieldDescriptor* field, absl::string_view prefix) {
+  const v1::ScalarRule& rule = field->options().GetExtension(v1::scalar);
+  const char* note = rule.unimplemented() ? " (not in this build)" : "";
+  std::string rows =
+      Row(absl::StrCat(prefix, field->name()), absl::StrCat(OptionMustBe(field, rule), note),
+          DefaultOf(field, rule), Units(rule.units()));
+  if (field->message_type() == nullptr) return rows;
+  for (int i = 0; i < field->message_type()->field_count(); ++i) {
+    rows += OptionRows(field->message_type()->field(i), absl::StrCat(field->name(), "[]."));
+  }
+  return rows;
+}
+
 // One of the three parts of an operation: inputs, options, outputs.
 void ShowPart(const Descriptor* message, const char* title, bool tensors, v1::Role role) {
   std::string rows;
@@ -102,10 +116,7 @@ void ShowPart(const Descriptor* message, const char* title, bool tensors, v1::Ro
     const FieldDescriptor* field = path.back();
     if (conformance::IsTensor(path) != tensors) continue;
     if (!tensors) {
-      const v1::ScalarRule& rule = field->options().GetExtension(v1::scalar);
-      const char* note = rule.unimplemented() ? " (not in this build)" : "";
-      rows += Row(field->name(), absl::StrCat(OptionMustBe(field, rule), note),
-                  DefaultOf(field, rule), Units(rule.units()));
+      rows += OptionRows(field, "");
       continue;
     }
     const v1::TensorRule& rule = field->options().GetExtension(v1::tensor);

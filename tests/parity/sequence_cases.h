@@ -9,6 +9,9 @@
 
 namespace lossd {
 
+// The term beside the pairs.
+inline constexpr char kLikelihoodTerm[] = " nll_coef=0.7 nll_denominator=5";
+
 // Added to "pairing=HALVES terms[0].type=SIGMOID terms[0].beta=0.5" and a reference by token.
 inline std::vector<OptionCase> PreferenceCasesOf(const std::string& op, const std::string& inputs) {
   const std::string pairs = "pairing=HALVES terms[0].type=SIGMOID terms[0].beta=0.5";
@@ -49,7 +52,13 @@ inline std::vector<OptionCase> PreferenceCasesOf(const std::string& op, const st
        }) {
     cases.push_back({op, reference, pairs, "", added});
   }
+  // Options of one type or score, against the same with another value.
   cases.push_back({op, reference, pairs + " terms[0].type=DISCOPOP", "", "terms[0].tau=0.9"});
+  cases.push_back({op, reference, pairs + " terms[0].type=BCO_PAIR", "", "terms[0].bco_delta=0.4"});
+  cases.push_back({op, reference, pairs + " score=ALPHA score_alpha=0.3", "", "score_alpha=0.6"});
+  cases.push_back({op, reference, pairs + " terms[1].type=SIGMOID terms[1].beta=1", "",
+                   "terms[1].type=NCA_PAIR terms[1].weight=0.4"});
+  cases.push_back({op, reference, pairs + kLikelihoodTerm, "d_loss", ""});
   cases.push_back(
       {op, inputs, pairs + " reference_free=true", "ref_logprob", "reference_free=false"});
   cases.push_back(
@@ -62,9 +71,8 @@ inline std::vector<OptionCase> PreferenceCasesOf(const std::string& op, const st
   cases.push_back({op, reference, pairs, "mask", ""});
   cases.push_back({op, reference, pairs, "pair_weight", ""});
   cases.push_back({op, reference, pairs, "d_loss", ""});
-  cases.push_back({op, reference, pairs + " nll_coef=0.7 nll_denominator=5", "nll_mask", ""});
-  cases.push_back({op, reference + " mask", pairs + " nll_coef=0.7 nll_denominator=5", "nll_mask",
-                   "ld_alpha=0.2"});
+  cases.push_back({op, reference, pairs + kLikelihoodTerm, "nll_mask", ""});
+  cases.push_back({op, reference + " mask", pairs + kLikelihoodTerm, "nll_mask", "ld_alpha=0.2"});
   return cases;
 }
 

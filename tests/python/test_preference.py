@@ -72,11 +72,11 @@ def sppo_hard(c, r, beta):
 
 
 def apo_zero(c, r, beta):
-    return 1 - F.sigmoid(beta * c) + F.sigmoid(beta * r)
+    return 1 - torch.sigmoid(beta * c) + torch.sigmoid(beta * r)
 
 
 def apo_down(c, r, beta):
-    return F.sigmoid(beta * c) + 1 - F.sigmoid(beta * (c - r))
+    return torch.sigmoid(beta * c) + 1 - torch.sigmoid(beta * (c - r))
 
 
 def discopop(c, r, beta, tau=0.05):

@@ -203,7 +203,7 @@ v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, const RequestSpec& s
   for (int64_t i = 0; i < count; ++i) {
     double& value = values[i];
     if (rule.name == "cu_seqlens") {
-      value = static_cast<double>(i * dims.at("N") / (count - 1));
+      value = static_cast<double>(i * dims.at("N") / std::max<int64_t>(count - 1, 1));
     } else if (set == v1::INDEX) {
       value = std::floor(unit(random_) * static_cast<double>(dims.at("V")));
     } else if (set == v1::MASK) {

@@ -183,6 +183,7 @@ TEST(PreferenceStagesTest, DerivativesOfTheWholeCourse) {
       [](Call* c) {
         c->problem.sequences.nll_coef = 0.7;
         c->problem.sequences.nll_denominator_from = CountDenominator::kCount;
+        c->d_loss[0] = 1.5f;
         c->problem.sequences.nll_mask = View(&c->nll_mask, DType::kU8);
         std::fill(c->read.begin(), c->read.end(), 1);
       },

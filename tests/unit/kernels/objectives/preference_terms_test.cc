@@ -171,6 +171,35 @@ TEST(PreferenceTermsTest, ValuesByHand) {
   EXPECT_NEAR(value(T::kOrpo, -1, -2), -0.5 * std::log(sig(odds)), 1e-14);
 }
 
+TEST(PreferenceTermsTest, OptionsByHand) {
+  using T = PreferenceType;
+  const auto sig = [](double z) { return 1 / (1 + std::exp(-z)); };
+  const auto value = [](T type, double TermOptions::*option, double of) {
+    TermOptions term = Term(type);
+    term.*option = of;
+    return EvaluatePairTerm(Options(), term, 1.0, -2.0).value;  // u = 1.5
+  };
+  EXPECT_NEAR(value(T::kSigmoid, &TermOptions::label_smoothing, 0.2),
+              -0.8 * std::log(sig(1.5)) - 0.2 * std::log(sig(-1.5)), 1e-14);
+  EXPECT_NEAR(value(T::kRobust, &TermOptions::label_smoothing, 0.2),
+              (-0.8 * std::log(sig(1.5)) + 0.2 * std::log(sig(-1.5))) / 0.6, 1e-14);
+  EXPECT_NEAR(value(T::kSigmoid, &TermOptions::margin, 0.6), -std::log(sig(0.9)), 1e-14);
+  EXPECT_NEAR(value(T::kHinge, &TermOptions::margin, 0.6), 0.1, 1e-14);
+  EXPECT_NEAR(value(T::kBcoPair, &TermOptions::bco_delta, 0.3),
+              -std::log(sig(0.5 - 0.3)) - std::log(sig(1 + 0.3)), 1e-14);
+  EXPECT_NEAR(value(T::kDiscopop, &TermOptions::tau, 0.5),
+              -std::log(sig(1.5)) * sig(-3) + std::exp(-1.5) * sig(3), 1e-14);
+}
+
+TEST(PreferenceTermsTest, ScoresByHand) {
+  const auto score = [](PreferenceScore of, double alpha) { return ScoreOf(of, alpha, 0.7).value; };
+  EXPECT_EQ(score(PreferenceScore::kReverseKl, 0), 0.7);
+  EXPECT_NEAR(score(PreferenceScore::kForwardKl, 0), -std::exp(-0.7), 1e-15);
+  EXPECT_NEAR(score(PreferenceScore::kJs, 0), -std::log(1 + std::exp(-0.7)), 1e-15);
+  EXPECT_NEAR(score(PreferenceScore::kAlpha, 0.3), std::exp(-0.49) / -0.7, 1e-15);
+  EXPECT_NEAR(score(PreferenceScore::kAlphaReward, 0.3), (1 - std::exp(-0.21)) / 0.3, 1e-15);
+}
+
 // Far from 0 every type but the squares and the exponential is finite, and so are all derivatives.
 TEST(PreferenceTermsTest, ExtremeArgumentsStayFinite) {
   for (const Options& options : AllScores()) {
