@@ -50,22 +50,53 @@ __device__ __forceinline__ float MaxOrNan(float a, float b) {
   return result;
 }
 
-// Sums of some columns, relative to the row's maximum.
+// Sums of some columns, relative to a maximum: a warp's own at first, so that no warp waits for another's, then the block's and the row's.
 struct RowSums {
+  float max = -INFINITY;
   float sum_exp = 0;
   float sum_exp_d = 0;
   float sum_exp_2 = 0;
   float sum_d = 0;
   float weighted_d = 0;
+  float weights = 0;
+  int columns = 0;
   int argmax = INT_MAX;  // column; INT_MAX: none
 
+  // What is subtracted from z: without a column above -infinity there is none.
+  __device__ float Reference() const { return max == -INFINITY ? 0.0f : max; }
+
+  // The same columns relative to a larger maximum. One of NaN makes NaNs of all sums. Without kAll there is no sum but sum_exp.
+  template <bool kAll>
+  __device__ void MoveTo(float larger) {
+    if (max == larger) return;
+    const float shift = Reference() - larger;
+    const float factor = expf(shift);
+    max = larger;
+    if constexpr (!kAll) {
+      if (sum_exp != 0) sum_exp = __fmul_rn(factor, sum_exp);
+      return;
+    }
+    argmax = INT_MAX;
+    sum_d = __fmaf_rn(static_cast<float>(columns), shift, sum_d);
+    weighted_d = __fadd_rn(weighted_d, Times(weights, shift));
+    // All columns at -infinity: their factors are 0.
+    if (sum_exp == 0) return;
+    sum_exp_d = __fmul_rn(factor, __fmaf_rn(shift, sum_exp, sum_exp_d));
+    sum_exp_2 = __fmul_rn(__fmul_rn(factor, factor), sum_exp_2);
+    sum_exp = __fmul_rn(factor, sum_exp);
+  }
+
   // The order of the additions is written out: no contraction may differ between kernels.
+  template <bool kAll>
   __device__ void Add(const RowSums& other) {
     sum_exp = __fadd_rn(sum_exp, other.sum_exp);
+    if constexpr (!kAll) return;
     sum_exp_d = __fadd_rn(sum_exp_d, other.sum_exp_d);
     sum_exp_2 = __fadd_rn(sum_exp_2, other.sum_exp_2);
     sum_d = __fadd_rn(sum_d, other.sum_d);
     weighted_d = __fadd_rn(weighted_d, other.weighted_d);
+    weights = __fadd_rn(weights, other.weights);
+    columns += other.columns;
     argmax = min(argmax, other.argmax);
   }
   // An error of ex2.approx is 2^-22 of its value, one of its argument |d| 2^-24: nothing beside a sum's own rounding.
@@ -90,11 +121,10 @@ struct RowAnswer {
 };
 
 struct RowShared {
-  float warp_max[kRowWarps];
   RowSums warp_sums[kRowWarps];
-  float max;
-  RowSums sums;
-  float target_raw;
+  // Of this row and of the one before, which the leader may still read.
+  RowSums sums[2];
+  float target_raw[2];
   RowAnswer answer;
 };
 
@@ -187,7 +217,7 @@ class RowBlock {
     }
   }
 
-  // The thread's sums. NaN in sum_exp: the row is degenerate. The variants differ in what they leave out, not in a bit of the rest.
+  // The thread's sums relative to the warp's maximum. NaN in sum_exp: the row is degenerate. The variants differ in what they leave out, not in a bit of the rest.
   __device__ RowSums Sum(float max, bool all) const {
     if constexpr (!kLean) {
       if (pass_.column_weight != nullptr) return SumColumns<Slope::kCap, true, true>(max);
@@ -277,13 +307,16 @@ class RowBlock {
   }
 
   template <Slope kSlope, bool kAll, bool kWeighted>
-  __device__ RowSums SumColumns(float max) const {
+  __device__ RowSums SumColumns(float warp_max) const {
     RowSums sums;
+    sums.max = warp_max;
+    const float max = sums.Reference();
 #pragma unroll 2
     for (int j = FirstColumn(); j < end_; j += kStep) {
       const float4 v = Vector(j);
       float z[4] = {v.x, v.y, v.z, v.w};
       const int columns = min(4, end_ - j);
+      if (kAll) sums.columns += columns;
       bool has_max = false;
       if (columns == 4) {
 #pragma unroll
@@ -312,6 +345,7 @@ class RowBlock {
         for (int i = 0; i < 4; ++i) {
           if (i >= columns) continue;
           sums.weighted_d = __fadd_rn(sums.weighted_d, Times(weight[i], __fsub_rn(z[i], max)));
+          sums.weights = __fadd_rn(sums.weights, weight[i]);
         }
       }
     }

@@ -25,54 +25,52 @@ __device__ float WarpMaxOrNan(float value) {
   return value;
 }
 
+// The sums of all lanes, in the first, relative to their largest maximum.
+template <bool kAll>
 __device__ RowSums WarpSum(RowSums sums) {
+  sums.MoveTo<kAll>(WarpMaxOrNan(sums.max));
   for (int offset = 16; offset > 0; offset /= 2) {
     RowSums other;
     other.sum_exp = __shfl_down_sync(~0u, sums.sum_exp, offset);
+    if constexpr (!kAll) {
+      sums.Add<kAll>(other);
+      continue;
+    }
     other.sum_exp_d = __shfl_down_sync(~0u, sums.sum_exp_d, offset);
     other.sum_exp_2 = __shfl_down_sync(~0u, sums.sum_exp_2, offset);
     other.sum_d = __shfl_down_sync(~0u, sums.sum_d, offset);
     other.weighted_d = __shfl_down_sync(~0u, sums.weighted_d, offset);
+    other.weights = __shfl_down_sync(~0u, sums.weights, offset);
+    other.columns = __shfl_down_sync(~0u, sums.columns, offset);
     other.argmax = __shfl_down_sync(~0u, sums.argmax, offset);
-    sums.Add(other);
+    sums.Add<kAll>(other);
   }
   return sums;
 }
 
-// The row's maximum, in every thread of the cluster.
-__device__ float RowMax(const Cluster& cluster, RowShared* shared, float mine) {
-  const int warp = threadIdx.x / 32;
-  mine = WarpMaxOrNan(mine);
-  if (threadIdx.x % 32 == 0) shared->warp_max[warp] = mine;
-  __syncthreads();
-  // A lane for each warp, then a lane for each block: remote shared memory is far, so that it is read by all lanes at once.
-  const int lane = threadIdx.x % 32;
-  if (warp == 0) {
-    const float block = WarpMaxOrNan(lane < kRowWarps ? shared->warp_max[lane] : -INFINITY);
-    if (lane == 0) shared->max = block;
-  }
-  cluster.Sync();
-  return WarpMaxOrNan(lane < cluster.size() ? *cluster.Of(&shared->max, lane) : -INFINITY);
-}
-
-// The row's sums, in the leader's first thread; after a cluster barrier inside.
-__device__ RowSums RowTotal(const Cluster& cluster, RowShared* shared, const RowSums& mine) {
-  const RowSums warp_sums = WarpSum(mine);
+// The row's sums, in the leader's first thread; after a cluster barrier inside. `turn`: 0 and 1 by rows.
+template <bool kAll>
+__device__ RowSums RowTotal(const Cluster& cluster, RowShared* shared, int turn,
+                            const RowSums& mine) {
+  const RowSums warp_sums = WarpSum<kAll>(mine);
   if (threadIdx.x % 32 == 0) shared->warp_sums[threadIdx.x / 32] = warp_sums;
   __syncthreads();
+  // A lane for each warp, then a lane for each block: remote shared memory is far, so that it is read by all lanes at once.
   if (threadIdx.x < 32) {
     const RowSums block =
-        WarpSum(threadIdx.x < kRowWarps ? shared->warp_sums[threadIdx.x] : RowSums());
-    if (threadIdx.x == 0) shared->sums = block;
+        WarpSum<kAll>(threadIdx.x < kRowWarps ? shared->warp_sums[threadIdx.x] : RowSums());
+    if (threadIdx.x == 0) shared->sums[turn] = block;
   }
   cluster.Sync();
   if (cluster.rank() != 0 || threadIdx.x >= 32) return RowSums();
   const int block = static_cast<int>(threadIdx.x);
-  return WarpSum(block < cluster.size() ? *cluster.Of(&shared->sums, block) : RowSums());
+  return WarpSum<kAll>(block < cluster.size() ? *cluster.Of(&shared->sums[turn], block)
+                                              : RowSums());
 }
 
-__device__ RowStatistics MakeStatistics(const RowPass& pass, const RowSums& sums, float max,
-                                        bool owns_target, float target_z) {
+__device__ RowStatistics MakeStatistics(const RowPass& pass, const RowSums& sums, bool owns_target,
+                                        float target_z) {
+  const float max = sums.max;
   RowStatistics stats;
   stats.max = max;
   stats.sum_exp = sums.sum_exp;
@@ -181,13 +179,13 @@ __device__ RowAnswer MakeAnswer(const RowPass& pass, const Program& program,
 template <class Program, bool kLean>
 __device__ void AnswerKnownRow(const RowLaunch& launch, const Program& program,
                                const Cluster& cluster, RowBlock<kLean>* block, RowShared* shared,
-                               int64_t r, int64_t row) {
+                               int turn, int64_t r, int64_t row) {
   if (threadIdx.x == 0) {
     shared->answer = MakeAnswer<Program, kLean>(launch.pass, program, program.KnownStatistics(row),
                                                 cluster.rank() == 0, r, row);
   }
   block->Load(false);
-  if (block->IsMine(block->target())) shared->target_raw = block->Raw(block->target());
+  if (block->IsMine(block->target())) shared->target_raw[turn] = block->Raw(block->target());
   // Every block has read its slice: only then may dz be written over the row.
   cluster.Sync();
 }
@@ -196,23 +194,23 @@ __device__ void AnswerKnownRow(const RowLaunch& launch, const Program& program,
 // row's logits or null, is fetched as soon as the last sweep has read the slice.
 template <class Program, bool kLean>
 __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const Cluster& cluster,
-                          RowBlock<kLean>* block, RowShared* shared, int64_t r, int64_t row,
-                          bool alone, const float* next) {
+                          RowBlock<kLean>* block, RowShared* shared, int turn, int64_t r,
+                          int64_t row, bool alone, const float* next) {
   const RowPass& pass = launch.pass;
   const bool leader = cluster.rank() == 0 && threadIdx.x == 0;
-  const float max = RowMax(cluster, shared, block->Load(true));
-  if (block->IsMine(block->target())) shared->target_raw = block->Raw(block->target());
-  const RowSums mine = block->Sum(max, launch.all_sums);
+  const float warp_max = WarpMaxOrNan(block->Load(true));
+  if (block->IsMine(block->target())) shared->target_raw[turn] = block->Raw(block->target());
+  const RowSums mine = block->Sum(warp_max, launch.all_sums);
   if (alone && next != nullptr) block->FetchRow(next);
-  const RowSums sums = RowTotal(cluster, shared, mine);
+  const RowSums sums = RowTotal<!kLean>(cluster, shared, turn, mine);
   if (leader) {
     const bool owns_target = block->target() >= 0;
     float target_z = 0;
     if (owns_target) {
       const int owner = block->target() / static_cast<int>(launch.shape.slice);
-      target_z = block->transform()(*cluster.Of(&shared->target_raw, owner));
+      target_z = block->transform()(*cluster.Of(&shared->target_raw[turn], owner));
     }
-    const RowStatistics stats = MakeStatistics(pass, sums, max, owns_target, target_z);
+    const RowStatistics stats = MakeStatistics(pass, sums, owns_target, target_z);
     const RowAnswer answer = MakeAnswer<Program, kLean>(pass, program, stats, true, r, row);
     if (alone) return;
     for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared->answer, b) = answer;
@@ -220,8 +218,8 @@ __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const
   if (!alone) cluster.Sync();
 }
 
-// A cluster takes rows r, r + clusters, ... What a block leaves in its `shared` for others has been read one cluster barrier before it is
-// written again: of the maximum, the sums and the answer each has its own place, and a barrier of another kind lies between.
+// A cluster takes rows r, r + clusters, ... What a block leaves in its `shared` for the leader it writes again two rows later: the barrier of
+// the row between tells that it has been read.
 template <class Program, bool kLean>
 __global__ void __launch_bounds__(kRowThreads, 3)
     RowKernel(const __grid_constant__ RowLaunch launch, const __grid_constant__ Program program) {
@@ -237,6 +235,7 @@ __global__ void __launch_bounds__(kRowThreads, 3)
   // Nothing of the row is wanted but its statistics.
   const bool alone = kLean && pass.dz_mode == DzMode::kNone;
   bool fetched = false;
+  int turn = 0;
   for (int64_t r = blockIdx.x / launch.shape.cluster; r < pass.rows; r += clusters) {
     const int64_t row = pass.index[r];
     if (row < 0 || stopped) {
@@ -246,6 +245,7 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       if (pass.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) pass.live[r] = 0;
       continue;
     }
+    turn ^= 1;
     RowBlock<kLean> block(launch, buffer, cluster.rank(), r, row);
     if (!fetched) {
       // The row before has been read by all threads.
@@ -255,9 +255,9 @@ __global__ void __launch_bounds__(kRowThreads, 3)
     const bool more = on_chip && r + clusters < pass.rows;
     const float* const next_row = pass.logits + (r + clusters) * pass.logits_stride;
     if constexpr (Program::kKnowsStatistics) {
-      AnswerKnownRow<Program, kLean>(launch, program, cluster, &block, &shared, r, row);
+      AnswerKnownRow<Program, kLean>(launch, program, cluster, &block, &shared, turn, r, row);
     } else {
-      AnswerRow<Program, kLean>(launch, program, cluster, &block, &shared, r, row, alone,
+      AnswerRow<Program, kLean>(launch, program, cluster, &block, &shared, turn, r, row, alone,
                                 more ? next_row : nullptr);
     }
     if (alone && !Program::kKnowsStatistics) {
@@ -285,9 +285,9 @@ __global__ void __launch_bounds__(kRowThreads, 3)
     }
     __syncthreads();
     const float scale = !kLean && pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
-    const float largest =
-        RowGradient<kLean>(block, answer, next)
-            .Run(kLean || WritesDz(pass) ? DzRow(pass, r) : nullptr, scale, shared.target_raw);
+    const float largest = RowGradient<kLean>(block, answer, next)
+                              .Run(kLean || WritesDz(pass) ? DzRow(pass, r) : nullptr, scale,
+                                   shared.target_raw[turn]);
     if (kLean || pass.dz_mode != DzMode::kMeasure) continue;
     const float warp_largest = WarpMax(largest);
     if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));
