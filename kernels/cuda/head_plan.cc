@@ -189,10 +189,9 @@ absl::Status HeadRun::PlanChunksOrFail() {
   int64_t region = 0;
   for (const auto& slices : plan_.slices) region = std::max(region, RegionBytes(request, slices));
   if (gather_) {
-    LOSSD_ASSIGN_OR_RETURN(
-        void* x, arena.Allocate(plan_.LargestChunk() * x_stride_ *
-                                    static_cast<int64_t>(SizeOf(product_)),
-                                "gathered hidden rows"));
+    LOSSD_ASSIGN_OR_RETURN(void* x, arena.Allocate(plan_.LargestChunk() * x_stride_ *
+                                                       static_cast<int64_t>(SizeOf(product_)),
+                                                   "gathered hidden rows"));
     x_ = static_cast<std::byte*>(x);
   }
   LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(region, "logits"));

@@ -28,7 +28,8 @@ class PairColumns {
       vectors_ = true;
     } else {
       dtype_ = side.values.dtype;
-      const int64_t bytes = SizeOf(dtype_);
+      // Without columns (a top-k teacher has none) nothing is read.
+      const int64_t bytes = side.columns > 0 ? SizeOf(dtype_) : 1;
       source_ = static_cast<const char*>(side.values.data) + side.values.Offset(row) * bytes;
       vectors_ = reinterpret_cast<uintptr_t>(source_) % (4 * bytes) == 0;
     }
