@@ -84,6 +84,30 @@ inline v1::LinearCrossEntropy CrossEntropy() {
   return op;
 }
 
+// Two tensors of logits and the divergence's outputs, in any of the operations that compare them.
+template <class M>
+void FillDivergence(M* op) {
+  v1::DistributionPair* pair = op->mutable_pair();
+  *pair->mutable_student() = Floats({kN, kV}, [](int64_t i) { return std::sin(0.9f * i); });
+  *pair->mutable_teacher() = Floats({kN, kV}, [](int64_t i) { return std::cos(0.8f * i); });
+  pair->set_student_kind(v1::DISTRIBUTION_KIND_LOGITS);
+  pair->set_teacher_kind(v1::DISTRIBUTION_KIND_LOGITS);
+  *op->mutable_outputs()->mutable_grad_student() = Output({kN, kV});
+}
+
+inline void AddDivergences(std::vector<v1::Op>* ops) {
+  v1::LinearDistillLoss* distill = ops->emplace_back().mutable_linear_distill_loss();
+  FillHead(distill->mutable_linear(), distill->mutable_head());
+  *distill->mutable_teacher()->mutable_teacher_logits() =
+      Floats({kN, kV}, [](int64_t i) { return std::cos(0.8f * i); });
+  distill->mutable_distill()->set_divergence(v1::DIVERGENCE_FORWARD_KL);
+  *distill->mutable_gradients()->mutable_grad_weight() = Output({kV, kH});
+  FillDivergence(ops->emplace_back().mutable_kl_divergence());
+  FillDivergence(ops->emplace_back().mutable_jensen_shannon());
+  ops->back().mutable_jensen_shannon()->set_beta(0.5);
+  FillDivergence(ops->emplace_back().mutable_total_variation());
+}
+
 // One call of each operation of the protocol.
 inline std::vector<v1::Op> EveryOp() {
   std::vector<v1::Op> ops(4);
@@ -101,6 +125,7 @@ inline std::vector<v1::Op> EveryOp() {
   policy->mutable_policy()->set_kind(v1::POLICY_KIND_REINFORCE);
   *policy->mutable_policy()->mutable_advantage() = Floats({kN}, [](int64_t i) { return 1.0f - i; });
   *policy->mutable_results()->mutable_loss() = Output({1});
+  AddDivergences(&ops);
   return ops;
 }
 
