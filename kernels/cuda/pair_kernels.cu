@@ -20,8 +20,8 @@ __device__ void ClearPairRow(const PairLaunch& in, int64_t r, const Cluster& clu
 }
 
 // One cluster for each row.
-template <PairMode kMode>
-__global__ void __launch_bounds__(kPairThreads, 2)
+template <PairMode kMode, bool kLean>
+__global__ void __launch_bounds__(kPairThreads, kLean ? 3 : 2)
     PairKernel(const __grid_constant__ PairLaunch launch) {
   extern __shared__ float4 dynamic[];
   __shared__ PairShared<kMode> shared;
@@ -37,11 +37,22 @@ __global__ void __launch_bounds__(kPairThreads, 2)
     if (launch.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) launch.live[r] = 0;
     return;
   }
-  PairBlock<kMode>(launch, cluster, &shared, reinterpret_cast<char*>(dynamic), r, row).Run();
+  PairBlock<kMode, kLean>(launch, cluster, &shared, reinterpret_cast<char*>(dynamic), r, row).Run();
 }
 
-template <PairMode kMode>
-cudaError_t Launch(const PairLaunch& launch, cudaStream_t stream) {
+bool IsLean(const PairLaunch& launch) {
+  const auto plain = [&launch](const PairValues& side) {
+    return side.kind == ValueKind::kLogits && !side.bias && side.softcap <= 0 &&
+           side.columns == launch.columns;
+  };
+  const DivergenceRows& program = launch.program;
+  return plain(launch.student) && plain(launch.teacher) && program.hard_weight == 0 &&
+         program.divergence.teacher_floor == 0 && !program.ReadsAllSums() && !program.logprob &&
+         !program.lse;
+}
+
+template <PairMode kMode, bool kLean>
+cudaError_t LaunchKernel(const PairLaunch& launch, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(launch.rows * launch.shape.cluster));
   config.blockDim = dim3(kPairThreads);
@@ -54,20 +65,43 @@ cudaError_t Launch(const PairLaunch& launch, cudaStream_t stream) {
   attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = launch.shape.cluster > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, PairKernel<kMode>, launch);
+  return cudaLaunchKernelEx(&config, PairKernel<kMode, kLean>, launch);
+}
+
+// A list and a cosine have no lean form.
+constexpr bool HasLean(PairMode mode) {
+  return mode != PairMode::kTopk && mode != PairMode::kCosine;
+}
+
+template <PairMode kMode>
+cudaError_t Launch(const PairLaunch& launch, cudaStream_t stream) {
+  if constexpr (HasLean(kMode)) {
+    if (IsLean(launch)) return LaunchKernel<kMode, true>(launch, stream);
+  }
+  return LaunchKernel<kMode, false>(launch, stream);
+}
+
+template <PairMode kMode, bool kLean>
+cudaError_t PrepareKernel(int64_t shared_limit) {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, PairKernel<kMode, kLean>);
+  if (error != cudaSuccess) return error;
+  error =
+      cudaFuncSetAttribute(PairKernel<kMode, kLean>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                           cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(
+      PairKernel<kMode, kLean>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
 }
 
 template <PairMode kMode>
 cudaError_t Prepare(int64_t shared_limit) {
-  cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, PairKernel<kMode>);
-  if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(PairKernel<kMode>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared);
-  if (error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(
-      PairKernel<kMode>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
+  if constexpr (HasLean(kMode)) {
+    const cudaError_t error = PrepareKernel<kMode, true>(shared_limit);
+    if (error != cudaSuccess) return error;
+  }
+  return PrepareKernel<kMode, false>(shared_limit);
 }
 
 // Order-preserving bits of a number; both zeros are one.
