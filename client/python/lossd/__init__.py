@@ -5,9 +5,9 @@
         loss = lossd.linear_cross_entropy(hidden, weight, target, client=client)
         loss.backward()
 
-connect, Client: the session (lossd/client.py). linear_logprob, linear_cross_entropy, policy_loss: differentiable torch functions
-(lossd/functional.py). ops: every operation on numpy arrays and torch tensors (lossd/ops.py). LossdError: says field, must_be, is_.
-load: which library is used (lossd/library.py).
+connect, Client: the session (lossd/client.py). linear_logprob, linear_cross_entropy, policy_loss, preference_loss, kl_divergence and the others of
+lossd/functional: differentiable torch functions. ops: every operation on numpy arrays and torch tensors (lossd/ops.py). LossdError: says field,
+must_be, is_. load: which library is used (lossd/library.py).
 """
 
 from . import ops
@@ -15,9 +15,9 @@ from .client import Client, connect
 from .errors import LossdError
 from .library import load
 
-__all__ = ["Client", "LossdError", "connect", "load", "ops", "linear_logprob",
-           "linear_cross_entropy", "policy_loss"]
-_FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "policy_loss")
+_FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "linear_policy_loss", "policy_loss", "linear_preference_loss", "preference_loss",
+               "linear_unpaired_loss", "unpaired_loss", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation")
+__all__ = ["Client", "LossdError", "connect", "load", "ops", *_FUNCTIONAL]
 
 
 def __getattr__(name):

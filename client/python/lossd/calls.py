@@ -4,7 +4,7 @@ import collections
 import threading
 
 from . import tensors
-from .errors import LossdError, field_error
+from .errors import LossdError, did_you_mean, field_error, type_error
 from .placement import place
 from .schema import parse_dim
 
@@ -81,6 +81,8 @@ class Limbo:
 def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradient_filter=None,
            workspace_limit=0, donate=(), timeout=None):
     """Runs `op` (schema.Op) with `values` by field name. The documentation is that of lossd.ops."""
+    if not hasattr(client, "limbo"):
+        raise type_error("client", "a lossd.Client, which lossd.connect() gives", type(client).__name__)
     out = out or {}
     want = (want,) if isinstance(want, str) else tuple(want)
     arrays, sent = {}, {}
@@ -114,6 +116,9 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
         if name in outputs:
             continue
         rule = _output_rule(op, name)
+        if str(values.get(rule.tensor.get("mode", ""))).upper().endswith("ACCUMULATE"):
+            raise field_error(rule.tensor["mode"], f"OVERWRITE where {name} is not in out: there is nothing to add to",
+                              "ACCUMULATE")
         shape, dtype = _output_form(rule, arrays, dims)
         tensor, result = placement.output(rule, shape, dtype, leader)
         _put(sent, rule, tensor)
@@ -151,15 +156,17 @@ def _put(message, rule, value):
 
 def _entries(rule, value):
     """A list of dicts as the wire's; the server names what is wrong in an entry, this only what has no place on the wire."""
-    if isinstance(value, dict) or not hasattr(value, "__iter__"):
-        raise field_error(rule.name, "a list of dicts", repr(value))
+    if isinstance(value, (dict, str)) or not hasattr(value, "__iter__"):
+        raise type_error(rule.name, "a list of dicts", repr(value))
     entries = []
     for index, entry in enumerate(value):
         sent = {}
-        for name, part in dict(entry).items():
+        if not isinstance(entry, dict):
+            raise type_error(f"{rule.name}[{index}]", "a dict of " + ", ".join(rule.elements), repr(entry))
+        for name, part in entry.items():
             place = f"{rule.name}[{index}].{name}"
             if name not in rule.elements:
-                raise field_error(place, "one of " + ", ".join(rule.elements), "unknown")
+                raise field_error(place, "one of " + ", ".join(rule.elements), "unknown" + did_you_mean(name, rule.elements))
             if part is not None:
                 sent[name] = _scalar(rule.elements[name], part, place)
         entries.append(sent)
@@ -194,13 +201,15 @@ def _scalar(rule, value, name=None):
     except (TypeError, ValueError, OverflowError):
         names = {"enum": lambda: ", ".join(rule.field.type.meaningful()), "double": lambda: "a number",
                  "bool": lambda: "True or False", "int64": lambda: "an integer of 64 bits"}
-        raise field_error(name or rule.name, names.get(kind, lambda: "text")(), repr(value)) from None
+        hint = did_you_mean(value, rule.field.type.meaningful()) if kind == "enum" else ""
+        raise field_error(name or rule.name, names.get(kind, lambda: "text")(), repr(value) + hint) from None
 
 
 def _output_rule(op, name):
     rule = op.fields.get(name)
     if rule is None or not rule.is_output:
-        raise field_error("want", "among " + ", ".join(r.name for r in op.outputs), name)
+        known = [r.name for r in op.outputs]
+        raise field_error("want", "among " + ", ".join(known), f"{name}{did_you_mean(name, known)}")
     return rule
 
 

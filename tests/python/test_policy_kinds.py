@@ -1,0 +1,224 @@
+"""Every kind of policy term against its trainer's formula, from the head and from log-probabilities: [B, T] tensors, torch in float64."""
+
+import math
+
+import pytest
+import torch
+
+import lossd
+from references import cu_seqlens, logprob64, per_sequence
+from rollouts import B, CLIP, SEQ_MEAN_TOKEN_MEAN, TOKEN_MEAN, T, Rollout, clipped
+
+
+@pytest.mark.parametrize("loss_type, options, total", [
+    ("grpo", SEQ_MEAN_TOKEN_MEAN, None), ("bnpo", TOKEN_MEAN, 15.0), ("dr_grpo", {"denominator": B * 10}, B * 10),
+    ("dapo", {"denominator": 41.0}, 41.0)])
+def test_trl_grpo_loss_types(client, loss_type, options, total):
+    case = Rollout()
+
+    def formula(logprob, _):
+        tokens = clipped(case.ratio(logprob), case.advantage)
+        return case.seq_mean_token_mean(tokens) if total is None else (tokens * case.mask).sum() / total
+
+    case.check(client, formula, kind="ppo", **CLIP, **options)
+
+
+def test_trl_delta_two_sided_clipping(client):
+    case = Rollout(spread=1.0)
+
+    def formula(logprob, _):
+        ratio = case.ratio(logprob)
+        first = ratio.clamp(max=1.4) * case.advantage
+        return case.token_mean(-torch.min(first, ratio.clamp(0.8, 1.28) * case.advantage))
+
+    case.check(client, formula, kind="ppo", ratio_cap=1.4, **CLIP, **TOKEN_MEAN)
+
+
+@pytest.mark.parametrize("bound", [20, 0.3])
+def test_verl_ppo_dual_clip(client, bound):
+    case = Rollout(spread=1.0, token_advantages=True)
+
+    def formula(logprob, _):
+        ratio = (logprob - case.old.double()).clamp(-bound, bound).exp()
+        a = case.advantage
+        worst = torch.max(-a * ratio, -a * ratio.clamp(0.8, 1.28))
+        return case.token_mean(torch.where(a < 0, torch.min(-a * 1.5, worst), worst))
+
+    case.check(client, formula, kind="ppo", ratio_cap=1.5, log_ratio_clamp="symmetric", log_ratio_bound=bound, **CLIP, **TOKEN_MEAN)
+
+
+def test_trl_importance_sampling_level_sequence(client):
+    case = Rollout(token_advantages=True)
+
+    def formula(logprob, _):
+        return case.seq_mean_token_mean(clipped(case.sequence_log_ratio(logprob).exp(), case.advantage, 0.05, 0.04))
+
+    case.check(client, formula, kind="gspo", gspo_gradient="through_mean", clip_low=0.05, clip_high=0.04, **SEQ_MEAN_TOKEN_MEAN)
+
+
+@pytest.mark.parametrize("bound", [10, 0.01])
+def test_verl_gspo(client, bound):
+    case = Rollout(token_advantages=True)
+
+    def formula(logprob, _):
+        log_ratio = logprob - logprob.detach() + case.sequence_log_ratio(logprob).detach()
+        ratio = log_ratio.clamp(max=bound).exp()
+        return case.seq_mean_token_mean(torch.max(-case.advantage * ratio, -case.advantage * ratio.clamp(0.6, 1.4)))
+
+    case.check(client, formula, kind="gspo", gspo_gradient="detached", log_ratio_clamp="upper", log_ratio_bound=bound, clip_low=0.4,
+               clip_high=0.4, **SEQ_MEAN_TOKEN_MEAN)
+
+
+def test_trl_luspo(client):
+    case = Rollout()
+
+    def formula(logprob, _):
+        sequences = clipped(case.sequence_log_ratio(logprob).exp(), case.advantage, 0.1, 0.1)
+        return (sequences * case.mask.sum(1, keepdim=True)).mean()
+
+    case.check(client, formula, kind="luspo", clip_low=0.1, clip_high=0.1, denominator=B)
+
+
+@pytest.mark.parametrize("trainer, low, high", [("trl_epsilon_high", 0.0, 1.2), ("verl_nemo_rl", 0.8, 1.28)])
+def test_cispo(client, trainer, low, high):
+    case = Rollout()
+
+    def formula(logprob, _):
+        weights = case.ratio(logprob).clamp(low, high).detach()
+        return case.token_mean(-case.advantage * weights * logprob)
+
+    bounds = {"cispo_high": high} if low == 0 else {"cispo_low": low, "cispo_high": high}
+    case.check(client, formula, kind="cispo", **bounds, **TOKEN_MEAN)
+
+
+@pytest.mark.parametrize("positive, negative", [(1.0, 1.05), (0.5, 3.0)])
+def test_trl_sapo(client, positive, negative):
+    case = Rollout()
+
+    def formula(logprob, _):
+        tau = torch.where(case.advantage > 0, positive, negative).double()
+        return case.seq_mean_token_mean(-case.advantage * torch.sigmoid(tau * (case.ratio(logprob) - 1)) * 4 / tau)
+
+    taus = {} if positive == 1.0 else {"sapo_tau_pos": positive, "sapo_tau_neg": negative}
+    case.check(client, formula, kind="sapo", **taus, **SEQ_MEAN_TOKEN_MEAN)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_verl_geo_mean_gmpo(client, weighted):
+    case = Rollout(token_advantages=True)
+    weights = torch.rand(B, T, generator=torch.Generator().manual_seed(3)) + 0.5
+
+    def formula(logprob, _):
+        sign, q = case.advantage.sign(), logprob - case.old.double()
+        kept = sign * torch.min(sign * q, sign * q.clamp(-0.3, 0.4))
+        ratio = per_sequence(kept, case.mask, average=True).exp()
+        losses = -per_sequence(case.advantage.double(), case.mask, average=True) * ratio
+        if weighted:
+            losses = losses * per_sequence(weights.double().log(), case.mask, average=True).exp()
+        return losses.mean()
+
+    case.check(client, formula, kind="gmpo", clip_low=0.3, clip_high=0.4, pg_weight=weights if weighted else None,
+               **SEQ_MEAN_TOKEN_MEAN)
+
+
+def test_verl_dppo_tv(client):
+    case = Rollout(spread=1.0, token_advantages=True)
+
+    def formula(logprob, _):
+        change = logprob.exp() - case.old.double().exp().clamp(max=1)
+        kept = torch.where(case.advantage > 0, change <= 0.02, change >= -0.02)
+        return case.token_mean(-case.advantage * (case.ratio(logprob).clamp(max=1.3) * kept).detach() * logprob)
+
+    case.check(client, formula, kind="dppo_tv", clip_low=0.02, clip_high=0.02, ratio_cap=1.3, **TOKEN_MEAN)
+
+
+def test_verl_dppo_kl(client):
+    case = Rollout(spread=1.0, token_advantages=True)
+
+    def formula(logprob, _):
+        p, old = logprob.exp(), case.old.double()
+        p_old = old.exp().clamp(max=1)
+        kl = p_old * (old - logprob) + (1 - p_old) * ((1 - p_old + 1e-8) / (1 - p + 1e-8)).log()
+        kept = torch.where(case.advantage > 0, (kl <= 0.01) | (p <= p_old), (kl <= 0.02) | (p >= p_old))
+        return case.token_mean(-case.advantage * (case.ratio(logprob) * kept).detach() * logprob)
+
+    case.check(client, formula, kind="dppo_kl", clip_low=0.02, clip_high=0.01, **TOKEN_MEAN)
+
+
+def test_dro(client):
+    case = Rollout()
+
+    def formula(logprob, _):
+        return case.token_mean(-case.advantage * logprob + 0.35 * (logprob - case.old.double()) ** 2)
+
+    case.check(client, formula, kind="dro", dro_beta=0.7, **TOKEN_MEAN)
+
+
+@pytest.mark.parametrize("shape", [{}, {"vespo_k_pos": 1.5, "vespo_lambda_pos": 1.2, "vespo_k_neg": 0.7, "vespo_lambda_neg": 0.9}])
+def test_trl_vespo(client, shape):
+    case = Rollout(spread=0.3)
+    weights = torch.rand(B, generator=torch.Generator().manual_seed(3)) + 0.5
+    up = case.advantage >= 0
+    k = torch.where(up, shape.get("vespo_k_pos", 2.0), shape.get("vespo_k_neg", 3.0)).double()
+    steepness = torch.where(up, shape.get("vespo_lambda_pos", 3.0), shape.get("vespo_lambda_neg", 2.0)).double()
+
+    def formula(logprob, _):
+        log_w = per_sequence((logprob - case.old.double()).clamp(-20, 20), case.mask)[:, None] + weights.double().log()[:, None]
+        log_w = log_w.clamp(math.log(1e-8), 20)
+        phi = (steepness + k * log_w - steepness * log_w.exp()).exp().detach()
+        return case.token_mean(-case.advantage * phi * logprob)
+
+    case.check(client, formula, kind="vespo", sequence_pg_weight=weights, **shape, **TOKEN_MEAN)
+
+
+def test_verl_clip_cov_of_the_trainer(client):
+    case = Rollout()
+    selected = torch.rand(B, T, generator=torch.Generator().manual_seed(5)) < 0.3
+
+    def formula(logprob, _):
+        return case.token_mean(clipped(case.ratio(logprob), case.advantage) * ~selected)
+
+    case.check(client, formula, kind="clip_cov", cov_selected=selected, **CLIP, **TOKEN_MEAN)
+
+
+@pytest.mark.parametrize("by_server", [False, True])
+def test_verl_kl_cov(client, by_server):
+    case = Rollout(token_advantages=True)
+    logprob = logprob64(case.hidden, case.weight, case.target)
+    a, mask = case.advantage.double(), case.mask
+    covariance = (a - a[mask].mean()) * (logprob - logprob[mask].mean())
+    threshold = covariance[mask].sort(descending=True).values[2]  # int(0.2 * 15) = 3 tokens
+    selected = (covariance >= threshold) & mask
+
+    def formula(logprob, _):
+        losses = -case.advantage * case.ratio(logprob)
+        return case.token_mean(losses + torch.where(selected, 0.9 * (logprob - case.old.double()).abs(), 0.0))
+
+    chosen = {"cov_ratio": 0.2} if by_server else {"cov_selected": selected}
+    case.check(client, formula, kind="kl_cov", kl_cov_coef=0.9, **chosen, **TOKEN_MEAN)
+
+
+def test_verl_clip_cov_by_the_server(client):
+    """Which tokens it draws is the hash's choice: as many as asked for, inside the bounds, not clipped, the same again."""
+    case = Rollout(token_advantages=True)
+    logprob = logprob64(case.hidden, case.weight, case.target).float()
+    options = {"client": client, "kind": "clip_cov", "old_logprob": case.old, "advantage": case.advantage, "mask": case.mask,
+               "want": ("row_loss",), **CLIP}
+    _, drawn = lossd.policy_loss(logprob, cov_ratio=0.2, cov_low=-0.5, cov_high=5.0, cov_seed=7, **options)
+    _, again = lossd.policy_loss(logprob, cov_ratio=0.2, cov_low=-0.5, cov_high=5.0, cov_seed=7, **options)
+    full = clipped(case.ratio(logprob.double()), case.advantage.double())
+    gone = (drawn["row_loss"] == 0) & case.mask
+    assert torch.equal(drawn["row_loss"], again["row_loss"]) and gone.sum() == 3
+    torch.testing.assert_close(drawn["row_loss"][case.mask & ~gone].double(), full[case.mask & ~gone], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["reinforce", "gpg"])
+def test_reinforce_and_gpg(client, kind):
+    case = Rollout()
+    case.check(client, lambda logprob, _: -(case.advantage * logprob * case.mask).sum() / 9, kind=kind, old=False, denominator=9)
+
+
+def test_force_on_policy(client):
+    case = Rollout()
+    case.check(client, lambda logprob, _: case.token_mean(-case.advantage * (logprob - logprob.detach()).exp()), kind="ppo", old=False,
+               force_on_policy=True, **CLIP, **TOKEN_MEAN)
