@@ -153,11 +153,3 @@ def test_a_refusal_names_the_field(client, change, field):
     with pytest.raises(lossd.LossdError) as caught:
         lossd.policy_loss(hidden, weight, target, client=client, **options)
     assert (caught.value.code, caught.value.field) == ("INVALID_ARGUMENT", field)
-
-
-def test_a_kind_that_is_not_built_is_unimplemented(client):
-    hidden, weight, target, old, _, _, advantage = rollout()
-    with pytest.raises(lossd.LossdError) as caught:
-        lossd.policy_loss(hidden, weight, target, client=client, kind="dro", dro_beta=1.0, old_logprob=old,
-                          sequence_advantage=advantage, cu_seqlens=cu_seqlens())
-    assert (caught.value.code, caught.value.field) == ("UNIMPLEMENTED", "kind")

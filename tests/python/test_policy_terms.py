@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lossd
-from references import assert_close, check_plain, cu_seqlens, entropy64, leaves, logprob64, per_sequence
+from references import assert_close, cu_seqlens, entropy64, leaves, logprob64, per_sequence
 from rollouts import B, CLIP, SEQ_MEAN_TOKEN_MEAN, TOKEN_MEAN, T, Rollout, clipped
 
 PPO = {"kind": "ppo", **CLIP, **TOKEN_MEAN}
@@ -24,8 +24,8 @@ IMPORTANCE = {  # trainer's option: options, weight of x = old - sampler and its
                               lambda x, m: x.exp() * ((x.exp() >= 0.7) & (x.exp() <= 1.2))),
     "trl_sequence_mask": ({"is_level": "sequence_sum", "is_mode": "mask", "is_max": 1.5},
                           lambda x, m: seq(x, m).exp() * (seq(x, m).exp() <= 1.5)),
-    "verl_sequence_truncate": ({"is_level": "sequence_sum", "is_mode": "truncate", "is_max": 1.5, "is_log_clamp": 0.3},
-                               lambda x, m: seq(x, m).clamp(-0.3, 0.3).exp().clamp(max=1.5)),
+    "verl_sequence_truncate": ({"is_level": "sequence_sum", "is_mode": "truncate", "is_max": 1.2, "is_log_clamp": 0.3},
+                               lambda x, m: seq(x, m).clamp(-0.3, 0.3).exp().clamp(max=1.2)),
     "verl_geometric": ({"is_level": "sequence_mean", "is_mode": "truncate", "is_max": 1.1},
                        lambda x, m: seq(x, m, True).exp().clamp(max=1.1)),
     "verl_batch_normalize": ({"is_level": "token", "is_mode": "truncate", "is_max": 1.2, "is_normalizer": 0.9},
@@ -94,7 +94,7 @@ def test_kl_estimators_and_their_weights(client, estimator, weight):
     case.check(client, formula, ref_logprob=case.ref, kl_estimator=estimator, kl_coef=0.3, kl_weight=weight, **more, **PPO)
 
 
-@pytest.mark.parametrize("inner, outer", [(0.3, None), (None, 0.05), (0.5, 0.06)])
+@pytest.mark.parametrize("inner, outer", [(0.3, None), (None, 0.05), (0.5, 0.12)])
 def test_verl_and_nemo_rl_kl_clamps(client, inner, outer):
     case = Rollout()
 
