@@ -5,18 +5,18 @@ import torch
 import lossd
 from references import check_linear, check_plain, cu_seqlens, head_case, logprob64, per_sequence, token_mask
 
-P, T = 3, 6
+P, T = 5, 6
 
 
 class Pairs:
     """hidden, weight, target; mask; reference by token."""
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=0, spread=0.5):
         self.hidden, self.weight, _, self.target = head_case(rows=(2 * P, T), seed=seed)
         generator = torch.Generator().manual_seed(seed + 100)
         logprob = logprob64(self.hidden, self.weight, self.target).float()
-        self.reference = logprob + 0.5 * torch.randn(2 * P, T, generator=generator)
-        self.mask = token_mask([6, 3, 1, 4, 5, 2], T)
+        self.reference = logprob + spread * torch.randn(2 * P, T, generator=generator)
+        self.mask = token_mask([6, 3, 1, 4, 5, 2, 4, 6, 1, 5], T)
 
     def sums(self, logprob, average=False):
         return per_sequence(logprob, self.mask, average)

@@ -22,7 +22,7 @@ class Rollout:
         self.old, self.ref = near(logprob, spread), near(logprob, 0.4)
         self.sampler = near(self.old, 0.4)
         self.mask = token_mask([12, 4, 1, 9, 11, 7], T)
-        self.advantage = torch.tensor([1.2, -0.7, 0.4, -1.5, 0.9, -0.2])[:, None]
+        self.advantage = torch.tensor([-1.2, 0.7, 0.4, -1.5, 0.9, -0.2])[:, None]
         if token_advantages:
             self.advantage = near(self.advantage.expand(B, T), 0.8)
 

@@ -32,6 +32,7 @@ TORCH_REDUCTIONS = {"batchmean": {"reduction": "mean", "denominator_from": "coun
                     "mean": {"reduction": "mean", "denominator_from": "elements"}, "sum": {}, "none": {"reduction": "none"}}
 
 
+@pytest.mark.filterwarnings("ignore:reduction")  # torch announces another meaning of "mean"
 @pytest.mark.parametrize("log_target", [False, True])
 @pytest.mark.parametrize("reduction", TORCH_REDUCTIONS)
 def test_torch_kl_div(client, reduction, log_target):

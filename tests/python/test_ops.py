@@ -25,8 +25,8 @@ def test_every_operation_has_a_function_with_its_fields():
     for name in dir(lossd.ops):
         function = getattr(lossd.ops, name)
         parameters = inspect.signature(function).parameters
-        # All start from hidden states or from log-probabilities.
-        first = "hidden" if "hidden" in parameters else "logprob"
+        # All start from hidden states, from log-probabilities or from a distribution.
+        first = next(first for first in ("hidden", "logprob", "student") if first in parameters)
         assert parameters[first].default is inspect.Parameter.empty
         for rule in lossd.load().schema.ops[name].fields.values():
             assert rule.name in function.__doc__

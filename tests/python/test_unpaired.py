@@ -8,7 +8,7 @@ import lossd
 from pairs import P, T, Pairs
 from references import assert_close, check_linear, check_plain, cu_seqlens, head_case, logprob64
 
-UP = torch.tensor([True, False, True, True, False, False])
+UP = torch.tensor([True, False, True, True, False, False, True, False, False, True])
 
 
 def check(case, client, formula, **options):
@@ -47,11 +47,11 @@ def test_trl_kto_loss_type_apo_zero_unpaired(client):
 
 def test_trl_bco_trainer(client):
     """Rewards against their running mean; density ratios weigh the answers that are not wanted (UDM); one is out of the batch."""
-    weight = torch.tensor([1.0, 0.6, 1.0, 0.0, 1.7, 0.9])
+    weight = torch.tensor([1.0, 0.6, 1.0, 0.0, 1.7, 0.9, 1.0, 0.8, 1.1, 1.0])
 
     def formula(x):
         rewards = 0.3 * x - 0.2
-        return (weight * torch.where(UP, -F.logsigmoid(rewards), -F.logsigmoid(-rewards))).sum() / 5
+        return (weight * torch.where(UP, -F.logsigmoid(rewards), -F.logsigmoid(-rewards))).sum() / 9
 
     check(Pairs(seed=19), client, formula, type="bco", bco_delta=0.2, sequence_weight=weight)
 
@@ -72,6 +72,7 @@ def test_a_reference_head_and_outputs(client):
         type="bco", ref_hidden=other, ref_weight=other_weight, want=("reward", "sequence_logp", "sequence_loss"))
     assert_close(reply["reward"], 0.3 * x)
     assert_close(reply["sequence_logp"], case.sums(logprob64(case.hidden, case.weight, case.target)))
+    assert_close(reply["sequence_loss"], torch.where(UP, -F.logsigmoid(0.3 * x), -F.logsigmoid(-0.3 * x)))
     assert_close(loss, reply["sequence_loss"].sum())
     assert reply.count == 2 * P and reply.metrics["desirable_reward"].count == UP.sum()
     assert abs(reply.metrics["undesirable_reward"].sum - 0.3 * x[~UP].sum().item()) < 1e-4
