@@ -41,12 +41,12 @@ class Rollout:
         if old:
             options["old_logprob"] = self.old
         options = {"mask": self.mask, "cu_seqlens": cu_seqlens(B, T), "client": client, **options}
-        case = (self.hidden, self.weight, self.target)
-        check_linear(lambda h, w: lossd.linear_policy_loss(h, w, self.target, **options), formula, *case, tolerance=tolerance)
+        case = (formula, self.hidden, self.weight, self.target)
+        check_linear(lambda h, w: lossd.linear_policy_loss(h, w, self.target, **options), *case, tolerance=tolerance)
         if options.get("entropy_kind") == "true" or "entropy_threshold" in options:
-            check_plain(lambda lp, entropy: lossd.policy_loss(lp, entropy=entropy, **options), formula, *case, entropy=True, tolerance=tolerance)
+            check_plain(lambda lp, entropy: lossd.policy_loss(lp, entropy=entropy, **options), *case, tolerance=tolerance, entropy=True)
         else:
-            check_plain(lambda lp: lossd.policy_loss(lp, **options), formula, *case, tolerance=tolerance)
+            check_plain(lambda lp: lossd.policy_loss(lp, **options), *case, tolerance=tolerance)
 
     # What trainers call the aggregation, with the options that say the same.
     def seq_mean_token_mean(self, tokens):

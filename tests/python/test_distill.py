@@ -144,7 +144,8 @@ def test_nemo_rl_and_trl_top_k_renormalised(client, divergence):
         forward, reverse = (t.exp() * (t - s)).sum(-1), (s.exp() * (s - t)).sum(-1)
         m = torch.logaddexp(t + torch.tensor(0.4).double().log(), s + torch.tensor(0.6).double().log())
         jsd = (0.4 * t.exp() * (t - m) + 0.6 * s.exp() * (s - m)).sum(-1)
-        return case.batchmean({"forward_kl": forward, "reverse_kl": reverse, "mixed": 0.3 * forward + 0.7 * reverse, "jsd": jsd}[divergence])
+        mixed = 0.3 * forward + 0.7 * reverse
+        return case.batchmean({"forward_kl": forward, "reverse_kl": reverse, "mixed": mixed, "jsd": jsd}[divergence])
 
     more = {"mixed": {"mix_weight": 0.3}, "jsd": {"beta": 0.4}}.get(divergence, {})
     case.check(client, formula, divergence=divergence, tail="renormalise", teacher_topk_ids=ids, teacher_topk_logprob=values, **more,

@@ -208,7 +208,7 @@ def test_verl_kl_cov(client, by_server):
 
 
 def test_verl_clip_cov_by_the_server(client):
-    """Which tokens it draws is the hash's choice: as many as asked for among those inside the bounds that are not clipped, the same again."""
+    """Which tokens it draws is the hash's choice: as many as asked for, of those inside the bounds that are not clipped; the same again."""
     case = Rollout(token_advantages=True)
     logprob = logprob64(case.hidden, case.weight, case.target)
     full, unclipped = clipped(case.ratio(logprob), case.advantage), -case.ratio(logprob) * case.advantage

@@ -1,4 +1,4 @@
-"""Weights, gates, KL and entropy terms and aggregation of the policy losses against the trainers' formulas, from the head and from log-probabilities."""
+"""Weights, gates, KL and entropy terms of the policy losses against the trainers' formulas, from the head and from log-probabilities."""
 
 import pytest
 import torch

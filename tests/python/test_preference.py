@@ -1,4 +1,4 @@
-"""linear_preference_loss and preference_loss against the formulas of TRL's DPO, CPO and ORPO trainers, of OpenRLHF and NeMo-RL; torch in float64."""
+"""linear_preference_loss and preference_loss against the formulas of TRL's DPO, CPO and ORPO trainers and NeMo-RL; torch in float64."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""DPO: a linear head learns which of two answers is wanted, without leaving its reference. Loss, gradients and metrics come from a private server."""
+"""DPO: a linear head learns which of two answers is wanted. Loss, gradients and metrics come from a private lossd server."""
 
 import torch
 

@@ -5,9 +5,9 @@
         loss = lossd.linear_cross_entropy(hidden, weight, target, client=client)
         loss.backward()
 
-connect, Client: the session (lossd/client.py). linear_logprob, linear_cross_entropy, policy_loss, preference_loss, kl_divergence and the others of
-lossd/functional: differentiable torch functions. ops: every operation on numpy arrays and torch tensors (lossd/ops.py). LossdError: says field,
-must_be, is_. load: which library is used (lossd/library.py).
+connect, Client: the session (lossd/client.py). linear_cross_entropy, policy_loss, preference_loss and the others of lossd/functional:
+differentiable torch functions. ops: every operation on numpy arrays and torch tensors (lossd/ops.py). LossdError: says field, must_be,
+is_. load: which library is used (lossd/library.py).
 """
 
 from . import ops

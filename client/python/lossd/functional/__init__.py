@@ -4,17 +4,18 @@
     loss.backward()
 
 linear_*: from hidden [..., H] and weight [V, H] (as in nn.Linear; bias [V]); logits are never in memory. Gradients flow to hidden, weight
-and bias. Hidden sizes, dtypes and leading dimensions are as they come; target [...] is int32 or int64; the caller aligns them, nothing is shifted.
+and bias. target [...] is int32 or int64; the caller aligns it, nothing is shifted.
 The others: from log-probabilities [...] in nats, float32, that the caller has (lossd.linear_logprob makes them), or from tensors [..., V].
 
-The rows of [...], in index order, are tokens; cu_seqlens [B + 1] says which of them are a sequence. A padded batch [B, T] is torch.arange(B + 1) * T
-beside a mask [B, T]: rows whose mask is False take no part, whatever lies in them.
-Every further field of the operation is a keyword of its name in lossd.ops (help(lossd.ops.linear_cross_entropy) lists them with shapes, bounds, units,
-sources); `batch_invariant`, `workspace_limit`, `gradient_filter` and `timeout` too. An enum is its name as a string in any case ("none"), a list of
-terms a list of dicts. All tensors of a call lie on one device.
+The rows of [...], in index order, are tokens; cu_seqlens [B + 1] says which of them are a sequence. A padded batch [B, T] has cu_seqlens
+torch.arange(B + 1) * T and a mask [B, T]: rows whose mask is False take no part, whatever lies in them.
+Every further field of the operation is a keyword of its name in lossd.ops (help(lossd.ops.linear_cross_entropy) lists them with shapes,
+bounds, units, sources); `batch_invariant`, `workspace_limit`, `gradient_filter` and `timeout` too. An enum is its name as a string in any
+case ("none"), a list of terms a list of dicts. All tensors of a call lie on one device.
 
-Returns the loss: a float32 scalar, or float32 [...] with reduction "none". With `want`, a sequence of names of outputs (may be empty), returns
-(loss, reply): reply["name"] are these outputs without gradients, reply.metrics["name"] has sum, count, min and max, reply.count what counted.
+Returns the loss: a float32 scalar, or float32 [...] with reduction "none". With `want`, a sequence of names of outputs (may be empty),
+returns (loss, reply): reply["name"] are these outputs without gradients, reply.metrics["name"] has sum, count, min and max, reply.count
+is what counted.
 Raises LossdError, which names the field; where an argument is no tensor, it is a TypeError too. An unknown keyword is a TypeError.
 
 CPU tensors are copied into shared memory unless they lie there (client.empty, client.share). CUDA tensors are read and written where they
@@ -25,9 +26,9 @@ When gradients are computed (`backward`):
     computed twice (8NHV in all). Default for losses of rows, and where weight or bias has a main_grad.
   "forward": in the forward, in one pass (6NHV), held until the backward scales them by the upstream gradient. Default for a scalar loss.
     One backward through a graph; not together with main_grad.
-  "fused": as "forward", but with the upstream gradient `d_loss` given in the call (a number or one element; [...] with reduction "none"): main_grad
-    has its gradient when the call returns, and the backward hands the other gradients over as they are, whatever gradient it is given. Not inside
-    a checkpointed region.
+  "fused": as "forward", but with the upstream gradient `d_loss` given in the call (a number or one element; [...] with reduction
+    "none"): main_grad has its gradient when the call returns, and the backward hands the other gradients over as they are, whatever
+    gradient it is given. Not inside a checkpointed region.
 
 main_grad: if weight (or bias) has this attribute, its gradient is added to that tensor (float32 as in Megatron-LM, or any model type) and
 grad_added_to_main_grad is set to True; .grad stays None. dummy_grad=True hands autograd a gradient of undefined contents in its place, for

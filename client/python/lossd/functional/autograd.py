@@ -1,4 +1,4 @@
-"""A call as a node of torch's graph: which inputs need a gradient, where it goes, and when it is computed. The modes are those of the package."""
+"""A call as a node of torch's graph: which inputs need a gradient, where it goes, and when it is computed (the modes of the package)."""
 
 import torch
 

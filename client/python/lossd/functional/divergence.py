@@ -1,9 +1,9 @@
 """kl_divergence, jensen_shannon, total_variation: between two tensors [..., V]; the gradient flows to the student.
 
-What they share: *_kind is "logits" (the softmax is made inside), "logprobs" or "probs" (used as they are, normalised or not); the gradient is with
-respect to what was given. reduction "sum" (default), "mean" (with `denominator`, or `denominator_from` "count", torch's "batchmean", or "elements",
-torch's "mean"), "none" (a loss of each row). want: "row_loss" [...], the sum over the columns.
-options: `mask` [...], `row_weight` [...], `temperature`, `temperature_squared`, `valid_vocab`. The loss is float32, in nats.
+What they share: *_kind is "logits" (the softmax is made inside), "logprobs" or "probs" (used as they are, normalised or not); the
+gradient is with respect to what was given. reduction "sum" (default), "mean" (with `denominator`, or `denominator_from` "count", torch's
+"batchmean", or "elements", torch's "mean"), "none" (a loss of each row). want: "row_loss" [...], the sum over the columns.
+options: `mask` [...], `row_weight` [...], `temperature`, `temperature_squared`, `valid_vocab`.
 """
 
 from .autograd import run_loss
@@ -16,7 +16,8 @@ def kl_divergence(student, teacher, *, client, student_kind, teacher_kind, reduc
     Args:
       student, teacher: [..., V], float32, bfloat16 or float16. The gradient flows to the student and has its dtype.
       student_kind: "logits" or "logprobs". teacher_kind: these or "probs".
-      reduction: "sum", "mean" or "none"; torch's "batchmean" is "mean" with denominator_from="count", its "mean" denominator_from="elements".
+      reduction: "sum", "mean" or "none". torch's "batchmean" is "mean" with denominator_from="count", its "mean" is "mean" with
+        denominator_from="elements".
       backward, d_loss: see help(lossd.functional).
       want: None returns the loss; ("row_loss",) or () returns (loss, reply).
       options: `direction`, `teacher_floor`, `temperature`, `temperature_squared`, `mask`, `row_weight`, `valid_vocab`, `denominator` of
@@ -29,7 +30,9 @@ def kl_divergence(student, teacher, *, client, student_kind, teacher_kind, reduc
 
 def jensen_shannon(student, teacher, *, client, beta, student_kind, teacher_kind, reduction="sum", backward=None, d_loss=None, want=None,
                    **options):
-    """Generalised Jensen-Shannon divergence (Agarwal et al. 2024): beta KL(p, M) + (1 - beta) KL(q, M), M = beta p + (1 - beta) q, p the teacher.
+    """Generalised Jensen-Shannon divergence: beta KL(p, M) + (1 - beta) KL(q, M), M = beta p + (1 - beta) q, p the teacher.
+
+    Agarwal et al. 2024, eq. 2.
 
     Args:
       student, teacher: [..., V], float32, bfloat16 or float16. The gradient flows to the student and has its dtype.

@@ -9,8 +9,8 @@ def linear_policy_loss(hidden, weight, target, *, client, kind, bias=None, backw
 
     Args:
       hidden, weight, bias, target: [..., H], [V, H], [V], [...]: tokens, and the ids that were sampled there.
-      kind: "ppo" (also GRPO, DAPO, BNPO, Dr.GRPO, which differ in the aggregation), "reinforce" or "gpg" (the same formula), "gspo", "luspo",
-        "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "dro", "vespo", "clip_cov", "kl_cov".
+      kind: "ppo" (also GRPO, DAPO, BNPO, Dr.GRPO, which differ in the aggregation), "reinforce" or "gpg" (the same formula), "gspo",
+        "luspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "dro", "vespo", "clip_cov", "kl_cov".
       backward, d_loss: see help(lossd.functional).
       want: None returns the loss; a sequence of names among "row_loss", "ratio", "importance_weight", "kl", "logprob", "lse", "entropy"
         (may be empty) returns (loss, reply): outputs, `reply.metrics`, `reply.sum`, `reply.count`.

@@ -14,8 +14,8 @@ def linear_unpaired_loss(hidden, weight, target, *, client, type, beta, cu_seqle
       cu_seqlens: [B + 1], int32 or int64: first row of each sequence, and the number of rows.
       desirable: [B] bool or uint8: thumb up.
       backward, d_loss: see help(lossd.functional).
-      want: None returns the loss; a sequence of names among "sequence_loss", "sequence_logp", "reward" [B], "logprob", "lse", "entropy" [...]
-        returns (loss, reply).
+      want: None returns the loss; a sequence of names among "sequence_loss", "sequence_logp", "reward" [B], "logprob", "lse", "entropy"
+        [...] returns (loss, reply).
       options: exactly one reference: `ref_logprob` [...] or `ref_sequence_logprob` [B] in nats, `ref_hidden` and `ref_weight`, or
         `reference_free=True`; `mask`, `desirable_weight`, `undesirable_weight`, `length_average`, `sequence_weight`, `denominator`, ... of
         lossd.ops.linear_unpaired_loss, where the formulas and papers are said.
