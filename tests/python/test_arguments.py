@@ -100,11 +100,33 @@ def test_misspelt_terms_outputs_and_operations(client):
     assert error.field == "want" and "did you mean chosen_reward?" in error.is_
     with pytest.raises(AttributeError, match=r"did you mean kl_divergence\?"):
         lossd.ops.kl_divergance
+    with pytest.raises(AttributeError, match=r"did you mean linear_distill_loss\?"):
+        lossd.distill_loss
 
 
 def test_nothing_is_added_to_memory_that_holds_nothing(client):
     error = refused(lossd.ops.linear_cross_entropy, client, **HEAD, target=TARGET, grad_weight_mode="accumulate", want=("grad_weight",))
     assert error.field == "grad_weight_mode"
+
+
+@pytest.mark.parametrize("name, wrong", [("batch_invariant", "yes"), ("gradient_filter", "1e-3"), ("workspace_limit", "1G"),
+                                         ("workspace_limit", -1), ("timeout", "60"), ("timeout", 0), ("timeout", -2.5)])
+def test_what_goes_with_every_call(client, name, wrong):
+    for function in (lossd.linear_cross_entropy, lossd.ops.linear_cross_entropy):
+        error = refused(function, client=client, **HEAD, target=TARGET, **{name: wrong})
+        assert isinstance(error, TypeError) == isinstance(wrong, str) and (error.field, error.is_) == (name, repr(wrong))
+
+
+def test_destinations_and_shared_memory(client):
+    error = refused(lossd.ops.linear_cross_entropy, client, **HEAD, target=TARGET, out={"loss": [0.0]})
+    assert isinstance(error, TypeError) and (error.field, error.is_) == ("loss", "list")
+    weight = WEIGHT.clone().requires_grad_()
+    weight.main_grad = [0.0]
+    error = refused(lambda: lossd.linear_cross_entropy(HIDDEN, weight, TARGET, client=client).backward())
+    assert isinstance(error, TypeError) and error.field == "grad_weight"
+    assert isinstance(refused(client.share, [1.0, 2.0]), TypeError)
+    for dtype in ("f64", np.float64, torch.float64, "text"):
+        assert refused(client.empty, (2,), dtype).field == "dtype"
 
 
 def test_names_in_any_case_and_in_full(client):

@@ -133,6 +133,39 @@ def test_main_grad(client, name):
     assert_close(hidden.grad, expected[0], 1e-6)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("linear")])
+def test_a_bias_is_a_column_of_the_weight(client, name):
+    """... beside a hidden state of 1: loss and gradients of both spellings agree."""
+    bias = torch.linspace(-1, 1, V)
+    given = {**HEAD, "bias": bias}
+    joined = {"hidden": torch.cat([HIDDEN, torch.ones(B, T, 1)], -1), "weight": torch.cat([WEIGHT, bias[:, None]], -1)}
+    found = []
+    for inputs in (given, joined):
+        leaves = {key: value.clone().requires_grad_() for key, value in inputs.items()}
+        loss = getattr(lossd, name)(client=client, **leaves, **CASES[name][1])
+        loss.backward()
+        found.append([loss.detach(), *gradients(list(leaves.values()))])
+    (loss, hidden, weight, bias), (expected, wide_hidden, wide_weight) = found
+    assert_close(loss, expected, 1e-5)
+    assert_close(hidden, wide_hidden[..., :-1], 1e-5)
+    assert_close(torch.cat([weight, bias[:, None]], -1), wide_weight, 1e-5)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("linear")])
+def test_half_types(client, name, dtype, tolerance):
+    found = []
+    for exact in (False, True):
+        leaves = [value.to(dtype).to(torch.float32 if exact else dtype).requires_grad_() for value in HEAD.values()]
+        loss = getattr(lossd, name)(*leaves, client=client, **CASES[name][1])
+        loss.backward()
+        found.append([loss.detach(), *gradients(leaves)])
+        assert loss.dtype == torch.float32 and all(leaf.grad.dtype == leaf.dtype for leaf in leaves)
+    assert_close(found[0][0], found[1][0], 1e-5)  # the loss is not rounded to a half type
+    for mine, theirs in zip(found[0][1:], found[1][1:]):
+        assert_close(mine, theirs, tolerance)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_held_after_a_step(client, name):
     def step():

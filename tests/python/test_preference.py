@@ -20,8 +20,8 @@ def robust(c, r, beta, e=0.1):
     return (-F.logsigmoid(beta * (c - r)) * (1 - e) + F.logsigmoid(-beta * (c - r)) * e) / (1 - 2 * e)
 
 
-def hinge(c, r, beta):
-    return torch.relu(1 - beta * (c - r))
+def hinge(c, r, beta, margin=0.0):
+    return torch.relu(1 - (beta * (c - r) - margin))
 
 
 def ipo(c, r, beta):
@@ -62,7 +62,8 @@ def discopop(c, r, beta, tau=0.05):
 TYPES = {  # case: formula, its own options, fields of the term
     "sigmoid": (sigmoid, {}, {}),
     "sigmoid_label_smoothing": (sigmoid, {"e": 0.1}, {"type": "sigmoid", "label_smoothing": 0.1}),
-    "robust": (robust, {}, {"label_smoothing": 0.1}), "hinge": (hinge, {}, {}), "ipo": (ipo, {}, {}),
+    "robust": (robust, {}, {"label_smoothing": 0.1}), "hinge": (hinge, {}, {}),
+    "hinge_margin": (hinge, {"margin": 0.6}, {"type": "hinge", "margin": 0.6}), "ipo": (ipo, {}, {}),
     "exo_pair": (exo_pair, {}, {"label_smoothing": 0.1}), "nca_pair": (nca_pair, {}, {}), "bco_pair": (bco_pair, {}, {}),
     "bco_pair_running_delta": (bco_pair, {"delta": 0.3}, {"type": "bco_pair", "bco_delta": 0.3}),
     "sppo_hard": (sppo_hard, {}, {}), "apo_zero": (apo_zero, {}, {}), "apo_down": (apo_down, {}, {}), "discopop": (discopop, {}, {}),

@@ -12,7 +12,7 @@ is_. load: which library is used (lossd/library.py).
 
 from . import ops
 from .client import Client, connect
-from .errors import LossdError
+from .errors import LossdError, did_you_mean
 from .library import load
 
 _FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "linear_policy_loss", "policy_loss", "linear_preference_loss", "preference_loss",
@@ -25,7 +25,7 @@ def __getattr__(name):
         import importlib
         functional = importlib.import_module(".functional", __name__)
         return functional if name == "functional" else getattr(functional, name)
-    raise AttributeError(f"module 'lossd' has no attribute '{name}'")
+    raise AttributeError(f"module 'lossd' has no attribute '{name}'{did_you_mean(name, __all__)}")
 
 
 def __dir__():

@@ -1,6 +1,7 @@
 """One operation as a request, and its reply as arrays."""
 
 import collections
+import numbers
 import threading
 
 from . import tensors
@@ -83,6 +84,7 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
     """Runs `op` (schema.Op) with `values` by field name. The documentation is that of lossd.ops."""
     if not hasattr(client, "limbo"):
         raise type_error("client", "a lossd.Client, which lossd.connect() gives", type(client).__name__)
+    envelope = _envelope(batch_invariant, gradient_filter, workspace_limit, donate, timeout)
     out = out or {}
     want = (want,) if isinstance(want, str) else tuple(want)
     arrays, sent = {}, {}
@@ -106,6 +108,8 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
         _put(sent, op.fields[name], placement.input(op.fields[name], array))
     for name, target in out.items():
         rule = _output_rule(op, name)
+        if not tensors.is_torch(target) and not tensors.is_numpy(target):
+            raise type_error(name, "a tensor or an array, which receives the output", type(target).__name__)
         array = tensors.convert(rule, target, leader)
         adds = values.get(rule.tensor.get("mode", ""))
         brings = adds is not None and str(adds).upper().endswith("ACCUMULATE")
@@ -124,15 +128,7 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
         _put(sent, rule, tensor)
         outputs[name] = result.reshape(()) if rule.dims == ("1",) else result
 
-    request = {"ops": [{op.name: sent}]}
-    if batch_invariant:
-        request["batch_invariant"] = True
-    if gradient_filter is not None:
-        request["gradient_filter"] = gradient_filter
-    if workspace_limit:
-        request["workspace_limit"] = workspace_limit
-    if donate:
-        request["donate"] = [donate] if isinstance(donate, str) else list(donate)
+    request = {"ops": [{op.name: sent}], **envelope}
     mark = client.limbo.mark()
     try:
         request.update(placement.ready())
@@ -146,6 +142,30 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
     client.limbo.release(mark)
     placement.finish()
     return Reply(outputs, reply["ops"][0] if reply.get("ops") else {})
+
+
+def _envelope(batch_invariant, gradient_filter, workspace_limit, donate, timeout):
+    """Fields of lossd.v1.RunRequest beside operation and tensors."""
+    def check(name, value, kind, allowed, must_be):
+        if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+            raise type_error(name, must_be, repr(value))
+        if not allowed(value):
+            raise field_error(name, must_be, repr(value))
+
+    check("batch_invariant", batch_invariant, bool, lambda value: True, "True or False")
+    check("workspace_limit", workspace_limit, numbers.Integral, lambda value: 0 <= value < 1 << 64, "bytes, an integer >= 0")
+    if gradient_filter is not None:  # the server knows its bounds
+        check("gradient_filter", gradient_filter, numbers.Real, lambda value: True, "a number")
+    if timeout is not None:
+        check("timeout", timeout, numbers.Real, lambda value: value > 0, "seconds, a number > 0")
+    fields = {"batch_invariant": True} if batch_invariant else {}
+    if gradient_filter is not None:
+        fields["gradient_filter"] = gradient_filter
+    if workspace_limit:
+        fields["workspace_limit"] = workspace_limit
+    if donate:
+        fields["donate"] = [donate] if isinstance(donate, str) else list(donate)
+    return fields
 
 
 def _put(message, rule, value):

@@ -168,7 +168,10 @@ def parse_dtype(dtype):
         if dtype in short:
             return short[dtype], False, False
         import numpy
-        name = numpy.dtype(dtype).name
+        try:
+            name = numpy.dtype(dtype).name
+        except TypeError:
+            name = repr(dtype)
     if name not in _NUMPY:
         raise field_error("dtype", "one of " + ", ".join(n for n, _ in DTYPES.values()), name)
     return _NUMPY[name], torch_like, name == "bool"
