@@ -51,3 +51,44 @@ def assert_gradients(ours, theirs, tolerance=2e-5):
             assert mine.grad is not None
             assert mine.grad.dtype == mine.dtype
             assert_close(mine.grad, reference.grad, tolerance)
+
+
+def cu_seqlens(sequences, length):
+    """Of padded sequences [B, T]."""
+    return torch.arange(sequences + 1, dtype=torch.int32) * length
+
+
+def token_mask(lengths, length):
+    return torch.arange(length) < torch.tensor(lengths)[:, None]
+
+
+def per_sequence(tokens, mask, average=False):
+    """[B, T] summed over the tokens that count: [B]."""
+    total = (tokens * mask).sum(-1)
+    return total / mask.sum(-1).clamp(min=1) if average else total
+
+
+def check_linear(loss_of, formula, hidden, weight, target, upstream=1.5, tolerance=2e-5):
+    """loss_of(hidden, weight) against formula(logprob, entropy), both from the same leaves; values and gradients."""
+    ours, theirs = leaves(hidden, weight)
+    loss = loss_of(*ours)
+    expected = formula(logprob64(*theirs, target), entropy64(*theirs))
+    assert_close(loss, expected, tolerance)
+    (loss * upstream).backward()
+    (expected * upstream).backward()
+    assert_gradients(ours, theirs, tolerance)
+
+
+def check_plain(loss_of, formula, hidden, weight, target, upstream=1.5, tolerance=2e-5, entropy=False):
+    """The same from log-probabilities: loss_of(logprob), or with `entropy` loss_of(logprob, entropy)."""
+    values = [logprob64(hidden, weight, target).float(), entropy64(hidden, weight).float()]
+    ours, theirs = leaves(*values)
+    loss = loss_of(*ours) if entropy else loss_of(ours[0])
+    expected = formula(*theirs)
+    assert_close(loss, expected, tolerance)
+    (loss * upstream).backward()
+    (expected * upstream).backward()
+    for mine, reference in zip(ours, theirs):
+        assert (mine.grad is None) == (reference.grad is None)
+        if mine.grad is not None:
+            assert_close(mine.grad, reference.grad, tolerance)

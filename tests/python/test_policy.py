@@ -153,16 +153,3 @@ def test_a_refusal_names_the_field(client, change, field):
     with pytest.raises(lossd.LossdError) as caught:
         lossd.policy_loss(hidden, weight, target, client=client, **options)
     assert (caught.value.code, caught.value.field) == ("INVALID_ARGUMENT", field)
-
-
-def test_losses_of_log_probabilities(client):
-    _, _, _, old, _, mask, advantage = rollout()
-    logprob = (old - 0.3).contiguous()
-    reply = lossd.ops.policy_loss(client, logprob=logprob, mask=mask, kind="dro", dro_beta=0.5, old_logprob=old,
-                                  sequence_advantage=advantage, cu_seqlens=cu_seqlens(),
-                                  want=("loss", "row_loss", "d_logprob"))
-    tokens = -advantage[:, None] * logprob + 0.25 * 0.3**2
-    expected = torch.where(mask.bool(), tokens, torch.zeros(()))
-    torch.testing.assert_close(torch.as_tensor(reply["row_loss"]), expected, rtol=1e-5, atol=1e-5)
-    slope = torch.where(mask.bool(), (-advantage[:, None] - 0.5 * 0.3).expand_as(logprob), torch.zeros(()))
-    torch.testing.assert_close(torch.as_tensor(reply["d_logprob"]), slope, rtol=1e-5, atol=1e-5)

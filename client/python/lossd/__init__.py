@@ -5,19 +5,19 @@
         loss = lossd.linear_cross_entropy(hidden, weight, target, client=client)
         loss.backward()
 
-connect, Client: the session (lossd/client.py). linear_logprob, linear_cross_entropy, policy_loss: differentiable torch functions
-(lossd/functional.py). ops: every operation on numpy arrays and torch tensors (lossd/ops.py). LossdError: says field, must_be, is_.
-load: which library is used (lossd/library.py).
+connect, Client: the session (lossd/client.py). linear_cross_entropy, policy_loss, preference_loss and the others of lossd/functional:
+differentiable torch functions. ops: every operation on numpy arrays and torch tensors (lossd/ops.py). LossdError: says field, must_be,
+is_. load: which library is used (lossd/library.py).
 """
 
 from . import ops
 from .client import Client, connect
-from .errors import LossdError
+from .errors import LossdError, did_you_mean
 from .library import load
 
-__all__ = ["Client", "LossdError", "connect", "load", "ops", "linear_logprob",
-           "linear_cross_entropy", "policy_loss"]
-_FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "policy_loss")
+_FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "linear_policy_loss", "policy_loss", "linear_preference_loss", "preference_loss",
+               "linear_unpaired_loss", "unpaired_loss", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation")
+__all__ = ["Client", "LossdError", "connect", "load", "ops", *_FUNCTIONAL]
 
 
 def __getattr__(name):
@@ -25,7 +25,7 @@ def __getattr__(name):
         import importlib
         functional = importlib.import_module(".functional", __name__)
         return functional if name == "functional" else getattr(functional, name)
-    raise AttributeError(f"module 'lossd' has no attribute '{name}'")
+    raise AttributeError(f"module 'lossd' has no attribute '{name}'{did_you_mean(name, __all__)}")
 
 
 def __dir__():

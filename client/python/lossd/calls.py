@@ -1,10 +1,11 @@
 """One operation as a request, and its reply as arrays."""
 
 import collections
+import numbers
 import threading
 
 from . import tensors
-from .errors import LossdError, field_error
+from .errors import LossdError, did_you_mean, field_error, type_error
 from .placement import place
 from .schema import parse_dim
 
@@ -81,6 +82,9 @@ class Limbo:
 def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradient_filter=None,
            workspace_limit=0, donate=(), timeout=None):
     """Runs `op` (schema.Op) with `values` by field name. The documentation is that of lossd.ops."""
+    if not hasattr(client, "limbo"):
+        raise type_error("client", "a lossd.Client, which lossd.connect() gives", type(client).__name__)
+    envelope = _envelope(batch_invariant, gradient_filter, workspace_limit, donate, timeout)
     out = out or {}
     want = (want,) if isinstance(want, str) else tuple(want)
     arrays, sent = {}, {}
@@ -104,6 +108,8 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
         _put(sent, op.fields[name], placement.input(op.fields[name], array))
     for name, target in out.items():
         rule = _output_rule(op, name)
+        if not tensors.is_torch(target) and not tensors.is_numpy(target):
+            raise type_error(name, "a tensor or an array, which receives the output", type(target).__name__)
         array = tensors.convert(rule, target, leader)
         adds = values.get(rule.tensor.get("mode", ""))
         brings = adds is not None and str(adds).upper().endswith("ACCUMULATE")
@@ -114,20 +120,15 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
         if name in outputs:
             continue
         rule = _output_rule(op, name)
+        if str(values.get(rule.tensor.get("mode", ""))).upper().endswith("ACCUMULATE"):
+            raise field_error(rule.tensor["mode"], f"OVERWRITE where {name} is not in out: there is nothing to add to",
+                              "ACCUMULATE")
         shape, dtype = _output_form(rule, arrays, dims)
         tensor, result = placement.output(rule, shape, dtype, leader)
         _put(sent, rule, tensor)
         outputs[name] = result.reshape(()) if rule.dims == ("1",) else result
 
-    request = {"ops": [{op.name: sent}]}
-    if batch_invariant:
-        request["batch_invariant"] = True
-    if gradient_filter is not None:
-        request["gradient_filter"] = gradient_filter
-    if workspace_limit:
-        request["workspace_limit"] = workspace_limit
-    if donate:
-        request["donate"] = [donate] if isinstance(donate, str) else list(donate)
+    request = {"ops": [{op.name: sent}], **envelope}
     mark = client.limbo.mark()
     try:
         request.update(placement.ready())
@@ -143,6 +144,30 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
     return Reply(outputs, reply["ops"][0] if reply.get("ops") else {})
 
 
+def _envelope(batch_invariant, gradient_filter, workspace_limit, donate, timeout):
+    """Fields of lossd.v1.RunRequest beside operation and tensors."""
+    def check(name, value, kind, allowed, must_be):
+        if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+            raise type_error(name, must_be, repr(value))
+        if not allowed(value):
+            raise field_error(name, must_be, repr(value))
+
+    check("batch_invariant", batch_invariant, bool, lambda value: True, "True or False")
+    check("workspace_limit", workspace_limit, numbers.Integral, lambda value: 0 <= value < 1 << 64, "bytes, an integer >= 0")
+    if gradient_filter is not None:  # the server knows its bounds
+        check("gradient_filter", gradient_filter, numbers.Real, lambda value: True, "a number")
+    if timeout is not None:
+        check("timeout", timeout, numbers.Real, lambda value: value > 0, "seconds, a number > 0")
+    fields = {"batch_invariant": True} if batch_invariant else {}
+    if gradient_filter is not None:
+        fields["gradient_filter"] = gradient_filter
+    if workspace_limit:
+        fields["workspace_limit"] = workspace_limit
+    if donate:
+        fields["donate"] = [donate] if isinstance(donate, str) else list(donate)
+    return fields
+
+
 def _put(message, rule, value):
     for name in rule.path:
         message = message.setdefault(name, {})
@@ -151,15 +176,17 @@ def _put(message, rule, value):
 
 def _entries(rule, value):
     """A list of dicts as the wire's; the server names what is wrong in an entry, this only what has no place on the wire."""
-    if isinstance(value, dict) or not hasattr(value, "__iter__"):
-        raise field_error(rule.name, "a list of dicts", repr(value))
+    if isinstance(value, (dict, str)) or not hasattr(value, "__iter__"):
+        raise type_error(rule.name, "a list of dicts", repr(value))
     entries = []
     for index, entry in enumerate(value):
         sent = {}
-        for name, part in dict(entry).items():
+        if not isinstance(entry, dict):
+            raise type_error(f"{rule.name}[{index}]", "a dict of " + ", ".join(rule.elements), repr(entry))
+        for name, part in entry.items():
             place = f"{rule.name}[{index}].{name}"
             if name not in rule.elements:
-                raise field_error(place, "one of " + ", ".join(rule.elements), "unknown")
+                raise field_error(place, "one of " + ", ".join(rule.elements), "unknown" + did_you_mean(name, rule.elements))
             if part is not None:
                 sent[name] = _scalar(rule.elements[name], part, place)
         entries.append(sent)
@@ -194,13 +221,15 @@ def _scalar(rule, value, name=None):
     except (TypeError, ValueError, OverflowError):
         names = {"enum": lambda: ", ".join(rule.field.type.meaningful()), "double": lambda: "a number",
                  "bool": lambda: "True or False", "int64": lambda: "an integer of 64 bits"}
-        raise field_error(name or rule.name, names.get(kind, lambda: "text")(), repr(value)) from None
+        hint = did_you_mean(value, rule.field.type.meaningful()) if kind == "enum" else ""
+        raise field_error(name or rule.name, names.get(kind, lambda: "text")(), repr(value) + hint) from None
 
 
 def _output_rule(op, name):
     rule = op.fields.get(name)
     if rule is None or not rule.is_output:
-        raise field_error("want", "among " + ", ".join(r.name for r in op.outputs), name)
+        known = [r.name for r in op.outputs]
+        raise field_error("want", "among " + ", ".join(known), f"{name}{did_you_mean(name, known)}")
     return rule
 
 

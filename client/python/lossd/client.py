@@ -4,7 +4,7 @@ import threading
 
 from . import tensors
 from .calls import Limbo
-from .errors import LossdError
+from .errors import LossdError, type_error
 from .library import ClientHandle, ServerHandle, load
 from .memory import Pool
 
@@ -117,6 +117,8 @@ class Client:
 
     def share(self, array):
         """A copy of an array or cpu tensor in shared memory: for what goes into many calls, as in `p.data = client.share(p.data)`."""
+        if not tensors.is_torch(array) and not tensors.is_numpy(array):
+            raise type_error("array", "a numpy array or a torch tensor", type(array).__name__)
         out = self.empty(array.shape, array.dtype)
         if tensors.is_torch(array):
             out.copy_(array.detach())

@@ -1,5 +1,7 @@
 """What goes wrong, with the field that is at fault."""
 
+import difflib
+
 
 class LossdError(RuntimeError):
     """A refused or failed call.
@@ -35,3 +37,22 @@ class LossdError(RuntimeError):
 def field_error(field, must_be, is_):
     """INVALID_ARGUMENT that was found before anything was sent."""
     return LossdError("INVALID_ARGUMENT", field=field, must_be=must_be, is_=str(is_))
+
+
+class ArgumentTypeError(LossdError, TypeError):
+    """INVALID_ARGUMENT because an argument is not of the kind that it must be: a TypeError that says the same as every LossdError."""
+
+
+def type_error(field, must_be, is_):
+    return ArgumentTypeError("INVALID_ARGUMENT", field=field, must_be=must_be, is_=str(is_))
+
+
+def did_you_mean(name, known):
+    """" (did you mean x?)" where one of the known names is like it, else ""; the case does not matter."""
+    folded = {other.lower(): other for other in known}
+    close = difflib.get_close_matches(str(name).lower(), folded, 1)
+    return f" (did you mean {folded[close[0]]}?)" if close else ""
+
+
+def unknown_keyword(function, name, known):
+    return TypeError(f"{function}() got an unexpected keyword argument '{name}'{did_you_mean(name, known)}")

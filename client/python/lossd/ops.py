@@ -18,6 +18,7 @@ Nothing here is differentiable by autograd; lossd.linear_logprob and its like ar
 import inspect
 
 from .calls import ENVELOPE, run_op
+from .errors import did_you_mean, unknown_keyword
 from .library import load
 
 
@@ -26,7 +27,8 @@ def __getattr__(name):
         raise AttributeError(name)
     op = load().schema.ops.get(name)
     if op is None:
-        raise AttributeError(f"no operation {name}: there are {', '.join(load().schema.ops)}")
+        known = load().schema.ops
+        raise AttributeError(f"no operation {name}{did_you_mean(name, known)}: there are {', '.join(known)}")
     function = _make(op)
     globals()[name] = function
     return function
@@ -50,6 +52,9 @@ def _make(op):
     special = ("client", "want", "out") + ENVELOPE
 
     def function(*args, **kwargs):
+        for name in kwargs:
+            if name not in signature.parameters:
+                raise unknown_keyword(op.name, name, signature.parameters)
         given = signature.bind(*args, **kwargs).arguments
         envelope = {name: given[name] for name in special[1:] if name in given}
         values = {name: value for name, value in given.items() if name not in special}

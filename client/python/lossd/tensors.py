@@ -2,7 +2,7 @@
 
 import sys
 
-from .errors import field_error
+from .errors import field_error, type_error
 from .schema import DTYPES
 
 _NUMPY = {"float32": 1, "bfloat16": 2, "float16": 3, "int32": 4, "int64": 5, "uint8": 6, "bool": 6}
@@ -22,9 +22,12 @@ def is_numpy(value):
 
 
 class Array:
-    """A tensor of the caller: element type (number of lossd.v1.DType), extents, strides in elements, first element's address."""
+    """A tensor of the caller: element type (number of lossd.v1.DType), extents, strides in elements, first element's address.
 
-    def __init__(self, name, value):
+    dtypes: those that the field takes, for the error; the server is the one that checks them.
+    """
+
+    def __init__(self, name, value, dtypes=tuple(DTYPES)):
         if len(value.shape) == 0:  # one element is [1] on the wire
             value = value.reshape(1)
         self.value = value
@@ -49,8 +52,8 @@ class Array:
             if any(stride % size for stride in value.strides):
                 raise field_error(name, "of strides that are whole elements", value.strides)
         if self.dtype is None:
-            raise field_error(name, "of type " + ", ".join(n for n, _ in DTYPES.values()),
-                              type_name)
+            names = [DTYPES[number][0] for number in dtypes]
+            raise field_error(name, "of type " + " or ".join(names) + (" (bool will do)" if 6 in dtypes else ""), type_name)
         self.item_bytes = DTYPES[self.dtype][1]
 
     @property
@@ -101,7 +104,7 @@ class Array:
 def convert(rule, value, leader):
     """An Array of what was given for a tensor field. Numbers and lists become the field's own type, beside `leader`."""
     if is_torch(value) or is_numpy(value):
-        return Array(rule.name, value)
+        return Array(rule.name, value, rule.dtypes)
     dtype = rule.dtypes[0]
     try:
         if leader is not None and leader.is_torch:
@@ -111,8 +114,8 @@ def convert(rule, value, leader):
             return Array(rule.name, made)
         import numpy
         return Array(rule.name, numpy.asarray(value, _NUMPY_NAMES[dtype]))
-    except (TypeError, ValueError) as error:
-        raise field_error(rule.name, "a tensor, an array or numbers", type(value).__name__) from error
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise type_error(rule.name, "a tensor, an array or numbers", type(value).__name__) from error
 
 
 def empty_local(shape, dtype, like, as_bool=False):
@@ -165,7 +168,10 @@ def parse_dtype(dtype):
         if dtype in short:
             return short[dtype], False, False
         import numpy
-        name = numpy.dtype(dtype).name
+        try:
+            name = numpy.dtype(dtype).name
+        except TypeError:
+            name = repr(dtype)
     if name not in _NUMPY:
         raise field_error("dtype", "one of " + ", ".join(n for n, _ in DTYPES.values()), name)
     return _NUMPY[name], torch_like, name == "bool"
