@@ -59,13 +59,12 @@ absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
 
 absl::Status CudaHead::RunStages(const std::vector<StageRun>& runs) {
   FusedStages fused;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    if (fused.Add(runs[i].stage, runs[i].instances)) continue;
-    LOSSD_RETURN_IF_CUDA_ERROR(LaunchStages(fused, device_->stream()), "run stages");
-    fused = FusedStages();
-    fused.Add(runs[i].stage, runs[i].instances);
+  bool small = device_->has_clusters() && runs.size() > 1;
+  for (size_t i = 0; small && i < runs.size(); ++i) {
+    small = runs[i].instances <= FusedStages::kMaxInstances &&
+            fused.Add(runs[i].stage, runs[i].instances);
   }
-  if (fused.count == 1) return RunStage(runs.back().stage, runs.back().instances);
+  if (!small) return HeadBackend::RunStages(runs);
   return CudaStatus(LaunchStages(fused, device_->stream()), "run stages");
 }
 

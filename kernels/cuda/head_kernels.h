@@ -25,10 +25,11 @@ bool IsSmallFill(const FillStage& fill);
 // One block for each instance.
 cudaError_t LaunchStage(const Stage& stage, int64_t count, cudaStream_t stream);
 
-// Stages as they travel to one launch. Between two of them all blocks wait for each other.
+// Stages as they travel to one launch of one cluster, for few instances: launches would take longer than the work. Needs clusters.
 struct FusedStages {
   static constexpr int kMaxStages = 10;
-  static constexpr int64_t kMaxBytes = 20 << 10;  // a kernel's arguments have 32 KB
+  static constexpr int64_t kMaxBytes = 16 << 10;  // a kernel's arguments have 32 KB
+  static constexpr int64_t kMaxInstances = 64;
 
   int32_t count = 0;
   int32_t kind[kMaxStages];    // index in the variant

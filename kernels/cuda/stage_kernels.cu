@@ -1,6 +1,4 @@
 // Stages, and the rows that count.
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -8,6 +6,7 @@
 #include <variant>
 
 #include "kernels/cuda/block_team.cuh"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/head_kernels.h"
 
 namespace lossd {
@@ -110,8 +109,11 @@ __global__ void MakeIndexKernel(RowSet rows, int64_t row_count, int64_t padded, 
   index[i] = value;
 }
 
+using FusedTeam = BlockTeamOf<512>;
+constexpr int kFusedBlocks = 8;  // one cluster
+
 template <class First, class... Rest>
-__device__ void RunByKind(int kind, const char* stage, BlockTeam& team, int64_t instance) {
+__device__ void RunByKind(int kind, const char* stage, FusedTeam& team, int64_t instance) {
   if (kind == 0) {
     reinterpret_cast<const First*>(stage)->Run(team, instance);
   } else if constexpr (sizeof...(Rest) > 0) {
@@ -119,18 +121,23 @@ __device__ void RunByKind(int kind, const char* stage, BlockTeam& team, int64_t 
   }
 }
 template <class... Stages>
-__device__ void RunAny(const std::variant<Stages...>*, int kind, const char* stage, BlockTeam& team,
+__device__ void RunAny(const std::variant<Stages...>*, int kind, const char* stage, FusedTeam& team,
                        int64_t instance) {
   RunByKind<Stages...>(kind, stage, team, instance);
 }
 
-__global__ void __launch_bounds__(BlockTeam::kThreads)
+__global__ void __launch_bounds__(FusedTeam::kThreads)
     FusedStagesKernel(const __grid_constant__ FusedStages stages) {
-  __shared__ int64_t scratch[BlockTeam::kScratchWords];
+  __shared__ int64_t scratch[FusedTeam::kScratchWords];
   __shared__ uint32_t counters[kTeamCounters];
-  BlockTeam team(scratch, counters);
+  FusedTeam team(scratch, counters);
+  const Cluster cluster(kFusedBlocks);
   for (int s = 0; s < stages.count; ++s) {
-    if (s > 0) cooperative_groups::this_grid().sync();
+    if (s > 0) {
+      // The barrier orders shared memory; what a stage has written to global memory must be seen, too.
+      __threadfence();
+      cluster.Sync();
+    }
     for (int64_t instance = blockIdx.x; instance < stages.instances[s]; instance += gridDim.x) {
       RunAny(static_cast<const Stage*>(nullptr), stages.kind[s], stages.bytes + stages.offset[s],
              team, instance);
@@ -178,23 +185,17 @@ bool FusedStages::Add(const Stage& stage, int64_t run_instances) {
 }
 
 cudaError_t LaunchStages(const FusedStages& stages, cudaStream_t stream) {
-  int device = 0, processors = 0, resident = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, FusedStagesKernel,
-                                                          BlockTeam::kThreads, 0);
-  }
-  if (error != cudaSuccess) return error;
-  int64_t most = 1;
-  for (int s = 0; s < stages.count; ++s) most = std::max(most, stages.instances[s]);
-  // All blocks must run at once, since they wait for each other.
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, processors * resident));
-  const void* arguments[] = {&stages};
-  return cudaLaunchCooperativeKernel(FusedStagesKernel, dim3(blocks), dim3(BlockTeam::kThreads),
-                                     const_cast<void**>(arguments), 0, stream);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kFusedBlocks);
+  config.blockDim = dim3(FusedTeam::kThreads);
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = kFusedBlocks;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, FusedStagesKernel, stages);
 }
 
 cudaError_t LaunchStart(const HeadProblem& head, const RowStart& start, const RowSet& rows,

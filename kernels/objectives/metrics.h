@@ -42,9 +42,11 @@ LOSSD_HD void ReduceMetric(Team& team, const MetricColumns& columns, const uint8
   int64_t count = 0;
   int64_t not_numbers = 0;
   for (int64_t i = team.rank(); i < columns.rows; i += team.size()) {
-    if (counted != nullptr && counted[i] == 0) continue;
-    if ((columns.population[i] >> metric & 1) == 0) continue;
+    // All three are read before any is looked at: the loads of several rows are then under way at once.
+    const bool counts = counted == nullptr || counted[i] != 0;
+    const uint64_t population = columns.population[i];
     const double value = columns.values[metric * columns.rows + i];
+    if (!counts || (population >> metric & 1) == 0) continue;
     sum += value;
     ++count;
     if (value != value) ++not_numbers;

@@ -11,8 +11,8 @@
 #include "kernels/ops/ops.h"
 #include "kernels/ops/policy_loss.h"
 #include "kernels/ops/preference_loss.h"
-#include "kernels/ops/unpaired_loss.h"
 #include "kernels/ops/total_variation.h"
+#include "kernels/ops/unpaired_loss.h"
 
 namespace lossd {
 
