@@ -103,6 +103,21 @@ __device__ __forceinline__ uint32_t TwoBf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// Once for each row, by one thread: apart, so that the loops stay near each other.
+__device__ __noinline__ inline PairCoefficients FactorsOf(const DivergenceRows& program, int row) {
+  return program.Factors(row);
+}
+__device__ __noinline__ inline PairCoefficients AnswerOf(const DivergenceRows& program, int row,
+                                                         const PairStatistics& stats) {
+  return program.Row(row, stats);
+}
+__device__ __noinline__ inline float TemperatureOf(const DivergenceRows& program, int row) {
+  return program.Temperature(row);
+}
+__device__ __noinline__ inline int TargetOf(const DivergenceRows& program, int row) {
+  return static_cast<int>(program.target.Index(row));
+}
+
 // T: float or __nv_bfloat16, of both sides.
 template <Divergence kKind, class T>
 class LeanRows {
@@ -142,7 +157,7 @@ class LeanRows {
         Clear(r);
         fetched = false;
       } else {
-        if (!fetched) Fetch(r, row);
+        if (!fetched) Fetch(FetcherOf(r, row));
         RunRow(r, row, r + step, next);
         fetched = next >= 0;
       }
@@ -169,17 +184,23 @@ class LeanRows {
                                           row * side.values.lead_strides[0]);
   }
 
+  // The slice's places in global memory.
+  struct Fetcher {
+    const uint4* student;
+    const uint4* teacher;
+  };
   // A thread's places are threadIdx.x, threadIdx.x + kLeanThreads, ... of the block's.
-  __device__ void FetchPlace(const uint4* student, const uint4* teacher, int k) const {
+  __device__ void FetchPlace(const Fetcher& from, int k) const {
     FetchVector(reinterpret_cast<float*>(student_ + k),
-                reinterpret_cast<const float*>(student + k));
+                reinterpret_cast<const float*>(from.student + k));
     FetchVector(reinterpret_cast<float*>(teacher_ + k),
-                reinterpret_cast<const float*>(teacher + k));
+                reinterpret_cast<const float*>(from.teacher + k));
   }
-  __device__ void Fetch(int64_t r, int row) const {
-    const uint4* student = RowOf(in_.student, r, row) + first_;
-    const uint4* teacher = RowOf(in_.teacher, r, row) + first_;
-    for (int k = threadIdx.x; k < count_; k += kLeanThreads) FetchPlace(student, teacher, k);
+  __device__ Fetcher FetcherOf(int64_t r, int row) const {
+    return {RowOf(in_.student, r, row) + first_, RowOf(in_.teacher, r, row) + first_};
+  }
+  __device__ void Fetch(const Fetcher& from) const {
+    for (int k = threadIdx.x; k < count_; k += kLeanThreads) FetchPlace(from, k);
   }
   // What lies behind the last column becomes -infinity.
   __device__ void CutTail() const {
@@ -200,7 +221,12 @@ class LeanRows {
   __device__ DivergenceValue<float> Compare(const ColumnScales& scales, float y_factor) const;
   __device__ void Slopes(int k, const ColumnScales& scales, const ColumnSlope& slope, float total,
                          float (&g)[kVector]) const;
+  template <DzMode kMode>
   __device__ void Store(void* to, int k, const float (&g)[kVector]) const;
+  template <DzMode kMode>
+  __device__ void WriteGradient(int64_t r, int row, const ColumnScales& scales,
+                                const DivergenceValue<float>& value, float coefficient,
+                                const Fetcher& next) const;
   __device__ void* Destination(int64_t r, int64_t row) const;
   __device__ void Clear(int64_t r) const;
   __device__ void Finish(int64_t r, int row, const ColumnTotals& totals, float target,
@@ -334,11 +360,12 @@ __device__ void LeanRows<kKind, T>::Slopes(int k, const ColumnScales& scales,
 }
 
 template <Divergence kKind, class T>
+template <DzMode kMode>
 __device__ void LeanRows<kKind, T>::Store(void* to, int k, const float (&g)[kVector]) const {
   if constexpr (!kIsF32) {
     static_cast<uint4*>(to)[k] = make_uint4(TwoBf16(g[0], g[1]), TwoBf16(g[2], g[3]),
                                             TwoBf16(g[4], g[5]), TwoBf16(g[6], g[7]));
-  } else if (in_.dz_mode == DzMode::kBF16) {
+  } else if constexpr (kMode == DzMode::kBF16) {
     static_cast<uint2*>(to)[k] = make_uint2(TwoBf16(g[0], g[1]), TwoBf16(g[2], g[3]));
   } else {
     static_cast<float4*>(to)[k] = make_float4(g[0], g[1], g[2], g[3]);
@@ -355,6 +382,41 @@ __device__ void* LeanRows<kKind, T>::Destination(int64_t r, int64_t row) const {
   return static_cast<char*>(in_.dz) + (r * in_.dz_stride + column) * bytes;
 }
 
+template <Divergence kKind, class T>
+template <DzMode kMode>
+__device__ void LeanRows<kKind, T>::WriteGradient(int64_t r, int row, const ColumnScales& scales,
+                                                  const DivergenceValue<float>& value,
+                                                  float coefficient, const Fetcher& next) const {
+  void* to = Destination(r, row);
+  const float zeros[kVector] = {};
+  int k = threadIdx.x;
+  if (coefficient != 0) {
+    ColumnSlope slope = {};
+    if constexpr (!kCompared) {
+      slope = SlopeOfTotals<kKind>(in_.program.divergence, value, scales, coefficient);
+    }
+    const float total = coefficient * value.total;
+    const bool fetches = next.student != nullptr;
+#pragma unroll(kIsF32 ? 2 : 1)
+    for (; k < count_; k += kLeanThreads) {
+      float g[kVector];
+      Slopes(k, scales, slope, total, g);
+      if (fetches) FetchPlace(next, k);
+      Store<kMode>(to, k, g);
+    }
+    if (tail_ >= 0) {
+      constexpr int kBytes = kMode == DzMode::kF32 ? 4 : 2;
+      for (int i = in_.columns % kVector; i < kVector; ++i) {
+        StoreReal(static_cast<char*>(to) + int64_t{tail_} * kVector * kBytes,
+                  kMode == DzMode::kF32 ? DType::kF32 : DType::kBF16, i, 0.0f);
+      }
+    }
+  } else if (next.student != nullptr) {
+    Fetch(next);
+  }
+  for (; k < written_; k += kLeanThreads) Store<kMode>(to, k, zeros);
+}
+
 // A row of a tile that is none. The caller's tensors have been filled.
 template <Divergence kKind, class T>
 __device__ void LeanRows<kKind, T>::Clear(int64_t r) const {
@@ -362,7 +424,13 @@ __device__ void LeanRows<kKind, T>::Clear(int64_t r) const {
   void* to = Destination(r, 0);
   const float zeros[kVector] = {};
   if (to != nullptr) {
-    for (int k = threadIdx.x; k < written_; k += kLeanThreads) Store(to, k, zeros);
+    for (int k = threadIdx.x; k < written_; k += kLeanThreads) {
+      if (in_.dz_mode == DzMode::kBF16) {
+        Store<DzMode::kBF16>(to, k, zeros);
+      } else {
+        Store<DzMode::kF32>(to, k, zeros);
+      }
+    }
   }
   if (in_.live != nullptr && cluster_.rank() == 0 && threadIdx.x == 0) in_.live[r] = 0;
 }
@@ -390,14 +458,15 @@ __device__ void LeanRows<kKind, T>::Finish(int64_t r, int row, const ColumnTotal
     }
     stats.hard_sum_exp = student.sum_exp;
   }
-  const PairCoefficients coefficients = in_.program.Row(row, stats);
+  const PairCoefficients coefficients = AnswerOf(in_.program, row, stats);
   if (in_.live != nullptr) in_.live[r] = coefficients.IsZero() ? 0 : 1;
 }
 
 template <Divergence kKind, class T>
 __device__ void LeanRows<kKind, T>::RunRow(int64_t r, int row, int64_t next_r, int next) {
   const DivergenceRows& program = in_.program;
-  const float inverse_temperature = 1.0f / program.Temperature(row);
+  const float inverse_temperature =
+      1.0f / (program.temperature_rows ? TemperatureOf(program, row) : program.temperature);
   const float student_slope = in_.student.logit_scale * inverse_temperature;
   factors_.student = student_slope * kLog2E;
   factors_.teacher = in_.teacher.logit_scale * inverse_temperature * kLog2E;
@@ -405,14 +474,16 @@ __device__ void LeanRows<kKind, T>::RunRow(int64_t r, int row, int64_t next_r, i
   // What a gradient in place will cover, before the first barrier; while the row is on its way.
   float target = 0;
   if (leader && program.has_head && program.target) {
-    target = reinterpret_cast<const float*>(RowOf(in_.student, r, row))[program.target.Index(row)];
+    target = reinterpret_cast<const float*>(RowOf(in_.student, r, row))[TargetOf(program, row)];
   }
-  if (threadIdx.x == 0) shared_->factors[turn_] = program.Factors(row);
+  if (threadIdx.x == 0) shared_->factors[turn_] = FactorsOf(program, row);
 
   WaitForFetches();
   if (tail_ >= 0) CutTail();
   const ColumnTotals totals = Reduce(AddUp());
-  const ColumnScales scales = ScalesOf(totals);
+  ColumnScales scales = ScalesOf(totals);
+  // Two divisions for each row: left to itself the compiler divides anew in each column that chooses between them.
+  asm volatile("" : "+f"(scales.student_inverse), "+f"(scales.teacher_inverse));
   const PairCoefficients factors = shared_->factors[turn_];
   // A hard term of weight 0 is 0, or makes a NaN of everything if the upstream gradient is infinite.
   float coefficient = factors.hard == 0 ? factors.soft * student_slope : NAN;
@@ -424,26 +495,16 @@ __device__ void LeanRows<kKind, T>::RunRow(int64_t r, int row, int64_t next_r, i
   }
   if (program.IsOutside(value.value)) coefficient = 0;
 
-  void* to = Destination(r, row);
-  const uint4* student = next < 0 ? nullptr : RowOf(in_.student, next_r, next) + first_;
-  const uint4* teacher = next < 0 ? nullptr : RowOf(in_.teacher, next_r, next) + first_;
-  ColumnSlope slope = {};
-  if constexpr (!kCompared) {
-    slope = SlopeOfTotals<kKind>(program.divergence, value, scales, coefficient);
-  }
-  const float total = coefficient * value.total;
-  for (int k = threadIdx.x; k < written_; k += kLeanThreads) {
-    float g[kVector] = {};
-    if (k < count_) {
-      if (to != nullptr && coefficient != 0) {
-        Slopes(k, scales, slope, total, g);
-        if (k == tail_) {
-          for (int i = 0; i < kVector; ++i) g[i] = i < in_.columns % kVector ? g[i] : 0.0f;
-        }
-      }
-      if (next >= 0) FetchPlace(student, teacher, k);
-    }
-    if (to != nullptr) Store(to, k, g);
+  const Fetcher next_row = next < 0 ? Fetcher{} : FetcherOf(next_r, next);
+  if (in_.grad) {
+    WriteGradient<kIsF32 ? DzMode::kF32 : DzMode::kBF16>(r, row, scales, value, coefficient,
+                                                         next_row);
+  } else if (in_.dz_mode == DzMode::kBF16) {
+    WriteGradient<DzMode::kBF16>(r, row, scales, value, coefficient, next_row);
+  } else if (kIsF32 && in_.dz_mode == DzMode::kF32) {
+    WriteGradient<DzMode::kF32>(r, row, scales, value, coefficient, next_row);
+  } else if (next >= 0) {
+    Fetch(next_row);
   }
   if (leader) Finish(r, row, totals, target, value.value);
   turn_ ^= 1;

@@ -209,7 +209,7 @@ struct ComparedColumn {
 };
 
 // JSD: with L the larger and S = L E the smaller side, E = 2^-|r|, and w the smaller one's weight in the mixture, M = L h with
-// h = 1 - w (1 - E); then log2 M = log2 L - g, g = -log2 h, and the column is L (h g - w E |r|).
+// h = 1 - w + w E; then log2 M = log2 L + log2 h, g = -log2 h, and the column is L (h g - w E |r|).
 LOSSD_HD ComparedColumn CompareJsd(const ColumnFactors& factors, const ColumnScales& scales,
                                    float beta, const JsdSeries& series, float student,
                                    float teacher) {
@@ -220,11 +220,12 @@ LOSSD_HD ComparedColumn CompareJsd(const ColumnFactors& factors, const ColumnSca
   const float size = fminf(fabsf(r), 200.0f);
   const bool above = r >= 0;
   const float w = above ? beta : 1 - beta;
+  const float rest = above ? 1 - beta : beta;
   const float larger =
       FastExp2(above ? d_s : d_t) * (above ? scales.student_inverse : scales.teacher_inverse);
   const float ratio = FastExp2(-size);
   const float smaller = larger * ratio;
-  const float h = fmaf(w, ratio - 1.0f, 1.0f);
+  const float h = fmaf(w, ratio, rest);
   const float g = -FastLog2(h);
   const float far_y = above ? g : g - size;
   const float far_value = fmaf(-w, ratio * size, h * g);
@@ -317,7 +318,8 @@ LOSSD_HD float SlopeOfColumn(const ColumnFactors& factors, const ColumnScales& s
   float g = kHasForward<kKind> ? slope.by_p * FastExp2(d_t) : 0.0f;
   if (!kHasReverse<kKind>) return fmaf(e_s, slope.by_q, g);
   const float by_q = fmaf(d_s - d_t, slope.by_q_log, slope.by_q);
-  return e_s == 0 ? g : fmaf(e_s, by_q, g);
+  // Where q is 0 its logarithm is not looked at.
+  return fmaf(e_s, e_s == 0 ? slope.by_q : by_q, g);
 }
 
 }  // namespace lossd
