@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/pair_kernel.cuh"
 #include "kernels/cuda/pair_kernels.h"
+#include "kernels/cuda/pair_lean.h"
 
 namespace lossd {
 namespace {
@@ -194,6 +195,7 @@ void ChoosePairShape(bool cluster_support, int64_t shared_limit, PairLaunch* lau
   const int64_t teacher = BytesOf(launch->teacher);
   const int largest = cluster_support ? 8 : 1;
   PairShape shape;
+  shape.clusters = cluster_support;
   int64_t bytes = 0;
   for (shape.cluster = 1;; shape.cluster *= 2) {
     const int64_t slice = ((padded + shape.cluster - 1) / shape.cluster + 63) / 64 * 64;
@@ -217,6 +219,11 @@ void ChoosePairShape(bool cluster_support, int64_t shared_limit, PairLaunch* lau
 
 cudaError_t LaunchPairRows(const PairLaunch& launch, cudaStream_t stream) {
   if (launch.rows == 0) return cudaSuccess;
+  if (IsLeanPair(launch)) {
+    bool taken = false;
+    const cudaError_t error = LaunchLeanPair(launch, stream, &taken);
+    if (error != cudaSuccess || taken) return error;
+  }
   if (launch.topk_ids) return Launch<PairMode::kTopk>(launch, stream);
   switch (launch.program.divergence.kind) {
     case Divergence::kForwardKl:
@@ -252,6 +259,7 @@ cudaError_t PreparePairKernels(int64_t shared_limit) {
   then(Prepare<PairMode::kTvd>(shared_limit));
   then(Prepare<PairMode::kCosine>(shared_limit));
   then(Prepare<PairMode::kTopk>(shared_limit));
+  then(PrepareLeanPairKernels(shared_limit));
   return error;
 }
 

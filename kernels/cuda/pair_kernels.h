@@ -29,6 +29,7 @@ struct PairValues {
 
 // How a row is spread over blocks; depends on the columns, the types and the GPU alone, so that a row's sums have one order.
 struct PairShape {
+  bool clusters = false;  // whether there may be several blocks
   int cluster = 1;
   int32_t slice = 0;    // columns of a block
   bool on_chip = true;  // both sides' slices stay in shared memory: read once
@@ -63,7 +64,7 @@ struct PairLaunch {
 // Fills launch->shape. `cluster_support`: compute capability 9 and later. `shared_limit`: bytes that a block may have.
 void ChoosePairShape(bool cluster_support, int64_t shared_limit, PairLaunch* launch);
 
-// Enqueue.
+// Enqueue, by the lean kernel where it applies.
 cudaError_t LaunchPairRows(const PairLaunch& launch, cudaStream_t stream);
 
 // overlap[row]: entries of the row that are among its K largest student logits, equal ones by rising id. Before LaunchPairRows.

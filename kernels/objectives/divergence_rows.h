@@ -105,9 +105,8 @@ struct DivergenceRows {
   // By one thread, once for each row that counts. A factor of exactly 0 removes its term.
   LOSSD_HD PairCoefficients Row(int64_t row, const PairStatistics& in) const {
     const float t = Temperature(row);
-    const float squared = temperature_squared ? t * t : 1.0f;
+    const float squared = SquaredTemperature(row);
     const float weight = row_weight ? row_weight.F32(row) : 1.0f;
-    const bool outside = in.divergence < loss_min || in.divergence > loss_max;
     float soft = in.divergence;
     if (soft < loss_min) soft = loss_min;
     if (soft > loss_max) soft = loss_max;
@@ -124,15 +123,31 @@ struct DivergenceRows {
     negative[row] = in.negative ? 1 : 0;
     if (has_head) WriteHead(row, in, soft, hard);
 
-    const double upstream = d_loss ? d_loss.F32(per_row_upstream ? row : 0) : 1.0;
-    const float omega = Times(weight, static_cast<float>(upstream * InverseDenominator()));
-    PairCoefficients out;
-    out.soft = outside ? 0.0f : Times(omega, soft_weight * squared);
-    out.hard = Times(omega, hard_weight);
+    PairCoefficients out = Factors(row);
+    if (IsOutside(in.divergence)) out.soft = 0;
     return out;
   }
 
+  // Coefficients of a row whose divergence lies within the clamps: known before the row is.
+  LOSSD_HD PairCoefficients Factors(int64_t row) const {
+    const float weight = row_weight ? row_weight.F32(row) : 1.0f;
+    const double upstream = d_loss ? d_loss.F32(per_row_upstream ? row : 0) : 1.0;
+    const float omega = Times(weight, static_cast<float>(upstream * InverseDenominator()));
+    PairCoefficients out;
+    out.soft = Times(omega, soft_weight * SquaredTemperature(row));
+    out.hard = Times(omega, hard_weight);
+    return out;
+  }
+  // There the clamped divergence is a constant.
+  LOSSD_HD bool IsOutside(float divergence) const {
+    return divergence < loss_min || divergence > loss_max;
+  }
+
  private:
+  LOSSD_HD float SquaredTemperature(int64_t row) const {
+    const float t = Temperature(row);
+    return temperature_squared ? t * t : 1.0f;
+  }
   LOSSD_HD void WriteHead(int64_t row, const PairStatistics& in, float soft, float hard) const {
     const RowStatistics& stats = in.student;
     if (logprob) logprob.SetF32(row, stats.Logprob());
