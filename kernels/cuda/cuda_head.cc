@@ -57,17 +57,6 @@ absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
   return CudaStatus(LaunchStage(stage, count, device_->stream()), "run a stage");
 }
 
-absl::Status CudaHead::RunStages(const std::vector<StageRun>& runs) {
-  FusedStages fused;
-  bool small = device_->has_clusters() && runs.size() > 1;
-  for (size_t i = 0; small && i < runs.size(); ++i) {
-    small = runs[i].instances <= FusedStages::kMaxInstances &&
-            fused.Add(runs[i].stage, runs[i].instances);
-  }
-  if (!small) return HeadBackend::RunStages(runs);
-  return CudaStatus(LaunchStages(fused, device_->stream()), "run stages");
-}
-
 absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
   // The arrays of a pass are scratch of that pass: the next one may have them.
   const uint64_t used = device_->workspace().used();
@@ -83,7 +72,12 @@ absl::Status CudaHead::RunHeadTwice(const HeadPass& first, const std::vector<Sta
   if (second.gradients.any()) {
     const uint64_t used = device_->workspace().used();
     HeadRun run(second, *device_, products_);
-    const absl::StatusOr<bool> done = run.RunAfter(first, [&] { return RunStages(between); });
+    const absl::StatusOr<bool> done = run.RunAfter(first, [&] {
+      for (const StageRun& stage : between) {
+        LOSSD_RETURN_IF_ERROR(RunStage(stage.stage, stage.instances));
+      }
+      return absl::OkStatus();
+    });
     device_->workspace().ReleaseTo(used);
     LOSSD_RETURN_IF_ERROR(done.status());
     if (*done) {

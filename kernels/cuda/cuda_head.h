@@ -26,8 +26,6 @@ class CudaHead final : public HeadBackend {
   absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                          ResultRecord* found) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
-  // One launch where there is little to do.
-  absl::Status RunStages(const std::vector<StageRun>& runs) override;
   // See head_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
   // One product where the workspace holds all logits.

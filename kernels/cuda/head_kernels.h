@@ -25,24 +25,6 @@ bool IsSmallFill(const FillStage& fill);
 // One block for each instance.
 cudaError_t LaunchStage(const Stage& stage, int64_t count, cudaStream_t stream);
 
-// Stages as they travel to one launch of one cluster, for few instances: launches would take longer than the work. Needs clusters.
-struct FusedStages {
-  static constexpr int kMaxStages = 10;
-  static constexpr int64_t kMaxBytes = 16 << 10;  // a kernel's arguments have 32 KB
-  static constexpr int64_t kMaxInstances = 64;
-
-  int32_t count = 0;
-  int32_t kind[kMaxStages];    // index in the variant
-  int32_t offset[kMaxStages];  // of the stage in `bytes`
-  int64_t instances[kMaxStages];
-  int64_t used = 0;
-  alignas(16) char bytes[kMaxBytes];
-
-  // False if there is no place.
-  bool Add(const Stage& stage, int64_t run_instances);
-};
-cudaError_t LaunchStages(const FusedStages& stages, cudaStream_t stream);
-
 // index[i] for i < padded: `rows.index` where the host knows the count; otherwise i itself on rows that count. -1 elsewhere.
 cudaError_t LaunchMakeIndex(const RowSet& rows, int64_t row_count, int64_t padded, int32_t* index,
                             cudaStream_t stream);

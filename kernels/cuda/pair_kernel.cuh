@@ -55,9 +55,7 @@ enum PairSum {
   kPairSums
 };
 
-// kLean: two sides of logits of the same columns, without bias, cap, floor and hard term, and no output of the student's statistics: what
-// a divergence of tensors mostly is.
-template <PairMode kMode, bool kLean>
+template <PairMode kMode>
 class PairBlock {
  public:
   __device__ PairBlock(const PairLaunch& launch, const Cluster& cluster, PairShared<kMode>* shared,
@@ -100,23 +98,9 @@ class PairBlock {
 
   __device__ int FirstColumn() const { return begin_ + 4 * static_cast<int>(threadIdx.x); }
   __device__ bool IsLogits(const PairColumns& side) const {
-    return kLean || side.kind() == ValueKind::kLogits;
+    return side.kind() == ValueKind::kLogits;
   }
-  __device__ bool HasHard() const { return !kLean && program_.hard_weight != 0; }
-  __device__ bool IsSplit() const { return !kLean && split_; }
-  __device__ bool AllSums() const { return !kLean && all_sums_; }
-  // With what the compiler may know of it.
-  __device__ DivergenceKind<float> Kind() const {
-    DivergenceKind<float> kind = program_.divergence;
-    kind.kind = kMode == PairMode::kForward   ? Divergence::kForwardKl
-                : kMode == PairMode::kReverse ? Divergence::kReverseKl
-                : kMode == PairMode::kMixed   ? Divergence::kMixed
-                : kMode == PairMode::kJsd     ? Divergence::kJsd
-                : kMode == PairMode::kTvd     ? Divergence::kTvd
-                                              : Divergence::kCosine;
-    if (kLean) kind.teacher_floor = 0;
-    return kind;
-  }
+  __device__ bool HasHard() const { return program_.hard_weight != 0; }
 
   __device__ void LoadAndFindMaxima();
   __device__ void AddUp();
@@ -136,11 +120,10 @@ class PairBlock {
   __device__ void* Destination(DType* dtype) const;
 
   __device__ PairElement StudentAt(float raw) const {
-    return ElementOf<kLean>(student_, student_scale_, raw);
+    return ElementOf(student_, student_scale_.max, raw);
   }
   __device__ PairElement TeacherAt(int c, float raw) const {
-    if (!kLean && c >= teacher_.columns()) return NoElement();
-    return ElementOf<kLean>(teacher_, teacher_scale_, raw);
+    return c < teacher_.columns() ? ElementOf(teacher_, teacher_scale_.max, raw) : NoElement();
   }
   __device__ static Outcome<float> OutcomeOf(const PairElement& element, const PairScale& scale) {
     return {element.e * scale.inverse_sum, element.d - scale.log_sum};
@@ -171,10 +154,10 @@ class PairBlock {
   float hard_inverse_ = 1;
 };
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::LoadAndFindMaxima() {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::LoadAndFindMaxima() {
   float maxima[3] = {-INFINITY, -INFINITY, -INFINITY};
-#pragma unroll 4
+#pragma unroll 2
   for (int j = FirstColumn(); j < end_; j += kPairStep) {
     const float4 s = student_.Load(j);
     const float4 t = kTopk ? make_float4(0, 0, 0, 0) : teacher_.Load(j);
@@ -182,14 +165,6 @@ __device__ void PairBlock<kMode, kLean>::LoadAndFindMaxima() {
     const float teacher[4] = {t.x, t.y, t.z, t.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (kLean) {
-        // Products with positive numbers keep the order.
-        if (j + i < in_.columns) {
-          maxima[0] = MaxOrNan(maxima[0], student[i]);
-          maxima[2] = MaxOrNan(maxima[2], teacher[i]);
-        }
-        continue;
-      }
       if (j + i < student_.columns()) {
         const float z = student_.transform()(student[i]);
         maxima[0] = MaxOrNan(maxima[0], z);
@@ -201,27 +176,21 @@ __device__ void PairBlock<kMode, kLean>::LoadAndFindMaxima() {
     }
   }
   reducer_.Run(maxima, MaxFloats());
-  if (kLean) {
-    student_scale_.max_2 = maxima[0] * (student_.slope() * kLog2E);
-    teacher_scale_.max_2 = maxima[2] * (teacher_.slope() * kLog2E);
-    maxima[0] = maxima[1] = student_.transform()(maxima[0]);
-    maxima[2] = teacher_.transform()(maxima[2]);
-  }
   whole_max_ = maxima[0];
   student_scale_.max = IsLogits(student_) ? maxima[1] : 0.0f;
   teacher_scale_.max = IsLogits(teacher_) ? maxima[2] : 0.0f;
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::AddColumn(int c, float student_raw, float teacher_raw,
-                                                   float* sums) const {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::AddColumn(int c, float student_raw, float teacher_raw,
+                                            float* sums) const {
   if (c >= student_.columns()) return;
   const PairElement q = StudentAt(student_raw);
-  if (!kLean && IsLogits(student_)) {
+  if (IsLogits(student_)) {
     const float d = q.z - whole_max_;
-    const float e = IsSplit() ? __expf(d) : q.e;
+    const float e = split_ ? __expf(d) : q.e;
     sums[kSumExp] += e;
-    if (AllSums()) {
+    if (all_sums_) {
       sums[kSumExpD] += e * fmaxf(d, kLowest);
       sums[kSumExp2] += e * e;
       sums[kSumD] += d;
@@ -232,9 +201,9 @@ __device__ void PairBlock<kMode, kLean>::AddColumn(int c, float student_raw, flo
   const PairElement p = TeacherAt(c, teacher_raw);
   sums[kSumQ] += q.e;
   sums[kSumP] += p.e;
-  if (!kLean && p.e < 0) sums[kSumNegative] = 1;
+  if (p.e < 0) sums[kSumNegative] = 1;
   if constexpr (kMode == PairMode::kForward || kMode == PairMode::kMixed) {
-    const float floor = kLean ? 0.0f : program_.divergence.teacher_floor;
+    const float floor = program_.divergence.teacher_floor;
     const float d = kMode == PairMode::kForward && floor > 0 && p.e < floor ? logf(floor) : p.d;
     if (p.e != 0) sums[kSumX] += p.e * (d - q.d);
   }
@@ -248,8 +217,8 @@ __device__ void PairBlock<kMode, kLean>::AddColumn(int c, float student_raw, flo
   }
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::AddUp() {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::AddUp() {
   float sums[kPairSums] = {};
   float first = -INFINITY;  // minus the first column of the maximum
   for (int j = FirstColumn(); j < end_; j += kPairStep) {
@@ -260,30 +229,20 @@ __device__ void PairBlock<kMode, kLean>::AddUp() {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       AddColumn(j + i, student[i], teacher[i], sums);
-      if (AllSums() && j + i < student_.columns() &&
+      if (all_sums_ && j + i < student_.columns() &&
           student_.transform()(student[i]) == whole_max_) {
         first = fmaxf(first, -static_cast<float>(j + i));
       }
     }
   }
-  if (kLean) {
-    // The others are zero.
-    float few[4] = {sums[kSumQ], sums[kSumP], sums[kSumX], sums[kSumY]};
-    reducer_.Run(few, AddFloats());
-    sums[kSumExp] = sums[kSumQ] = few[0];
-    sums[kSumP] = few[1];
-    sums[kSumX] = few[2];
-    sums[kSumY] = few[3];
-  } else {
-    reducer_.Run(sums, AddFloats());
-  }
-  if (AllSums()) {
+  reducer_.Run(sums, AddFloats());
+  if (all_sums_) {
     float best[1] = {first};
     reducer_.Run(best, MaxFloats());
     argmax_ = best[0] == -INFINITY ? -1 : static_cast<int>(-best[0]);
   }
   const auto set = [](const PairColumns& side, float sum, PairScale* scale) {
-    if (!kLean && side.kind() != ValueKind::kLogits) return;
+    if (side.kind() != ValueKind::kLogits) return;
     // No column at all, or none above -infinity.
     if (!(sum > 0)) sum = NAN;
     scale->log_sum = logf(sum);
@@ -305,8 +264,8 @@ __device__ void PairBlock<kMode, kLean>::AddUp() {
 }
 
 // Divergences that need both normalised sides.
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::CompareColumns() {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::CompareColumns() {
   float sums[2] = {};
   for (int j = FirstColumn(); j < min(end_, in_.columns); j += kPairStep) {
     const float4 s = student_.Again(j);
@@ -317,7 +276,7 @@ __device__ void PairBlock<kMode, kLean>::CompareColumns() {
     for (int i = 0; i < 4; ++i) {
       if (j + i >= in_.columns) continue;
       const DivergenceTerms<float> terms =
-          TermsOf(Kind(), OutcomeOf(TeacherAt(j + i, teacher[i]), teacher_scale_),
+          TermsOf(program_.divergence, OutcomeOf(TeacherAt(j + i, teacher[i]), teacher_scale_),
                   OutcomeOf(StudentAt(student[i]), student_scale_));
       sums[0] += terms.x;
       sums[1] += terms.y;
@@ -329,8 +288,8 @@ __device__ void PairBlock<kMode, kLean>::CompareColumns() {
 }
 
 // The leader's block alone works on the list.
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::CompareEntries() {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::CompareEntries() {
   if (cluster_.rank() != 0) return;
   auto& entries = shared_->entries;
   const int width = static_cast<int>(in_.topk_ids.width);
@@ -356,8 +315,8 @@ __device__ void PairBlock<kMode, kLean>::CompareEntries() {
   if (threadIdx.x == 0) shared_->answer.topk = value;
 }
 
-template <PairMode kMode, bool kLean>
-__device__ PairStatistics PairBlock<kMode, kLean>::Statistics() const {
+template <PairMode kMode>
+__device__ PairStatistics PairBlock<kMode>::Statistics() const {
   PairStatistics out;
   out.negative = sums_[kSumNegative] > 0;
   if (!program_.has_head) return out;
@@ -383,8 +342,8 @@ __device__ PairStatistics PairBlock<kMode, kLean>::Statistics() const {
   return out;
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::Answer() {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::Answer() {
   if (cluster_.rank() == 0 && threadIdx.x == 0) {
     PairStatistics stats = Statistics();
     PairAnswer answer;
@@ -413,10 +372,9 @@ __device__ void PairBlock<kMode, kLean>::Answer() {
   hard_inverse_ = 1.0f / (temperature_ == 1 ? sums_[kSumExp] : sums_[kSumHard]);
 }
 
-template <PairMode kMode, bool kLean>
-__device__ float PairBlock<kMode, kLean>::SoftPart(int c, float student_raw,
-                                                   float teacher_raw) const {
-  const DivergenceKind<float> kind = Kind();
+template <PairMode kMode>
+__device__ float PairBlock<kMode>::SoftPart(int c, float student_raw, float teacher_raw) const {
+  const DivergenceKind<float>& kind = program_.divergence;
   const PairElement element = StudentAt(student_raw);
   const Outcome<float> q = OutcomeOf(element, student_scale_);
   if constexpr (kTopk) {
@@ -430,8 +388,7 @@ __device__ float PairBlock<kMode, kLean>::SoftPart(int c, float student_raw,
     return answer_.value.by_teacher * other.z + answer_.value.by_student * element.z;
   }
   const Outcome<float> p = OutcomeOf(other, teacher_scale_);
-  if (kMode == PairMode::kTvd && !kLean && student_.kind() == ValueKind::kProbs)
-    return TvdSlope(p.p, q.p);
+  if (kMode == PairMode::kTvd && student_.kind() == ValueKind::kProbs) return TvdSlope(p.p, q.p);
   DivergenceTerms<float> terms;
   if constexpr (kMode == PairMode::kJsd) {
     // As LogsToMixture, with an absolute error of 1e-7 in the logarithm: enough for a gradient.
@@ -449,28 +406,26 @@ __device__ float PairBlock<kMode, kLean>::SoftPart(int c, float student_raw,
 }
 
 // With respect to the logits before the temperature, times the temperature: the derivative of z has its inverse.
-template <PairMode kMode, bool kLean>
-__device__ float PairBlock<kMode, kLean>::HardPart(int c, float z) const {
+template <PairMode kMode>
+__device__ float PairBlock<kMode>::HardPart(int c, float z) const {
   const float hard = answer_.coefficients.hard;
   if (hard == 0) return 0;
   const float p = __expf((z - whole_max_) * temperature_) * hard_inverse_;
   return hard * temperature_ * (p - (c == target_ ? 1.0f : 0.0f));
 }
 
-template <PairMode kMode, bool kLean>
-__device__ float PairBlock<kMode, kLean>::Column(int c, float student_raw,
-                                                 float teacher_raw) const {
+template <PairMode kMode>
+__device__ float PairBlock<kMode>::Column(int c, float student_raw, float teacher_raw) const {
   const PairCoefficients& k = answer_.coefficients;
   if (c >= student_.columns() || k.IsZero()) return 0;
-  if (kLean) return k.soft * student_.slope() * SoftPart(c, student_raw, teacher_raw);
   float g = HardPart(c, student_.transform()(student_raw));
   if (k.soft != 0 && c < in_.columns) g += k.soft * SoftPart(c, student_raw, teacher_raw);
   return g == 0 ? 0.0f : g * student_.transform().Derivative(student_raw);
 }
 
 // The whole gradient of a column that is an entry of the list.
-template <PairMode kMode, bool kLean>
-__device__ float PairBlock<kMode, kLean>::Entry(int64_t id, float raw) const {
+template <PairMode kMode>
+__device__ float PairBlock<kMode>::Entry(int64_t id, float raw) const {
   const PairCoefficients& k = answer_.coefficients;
   const float z = student_.transform()(raw);
   float g = HardPart(static_cast<int>(id), z);
@@ -486,8 +441,8 @@ __device__ float PairBlock<kMode, kLean>::Entry(int64_t id, float raw) const {
   return g == 0 ? 0.0f : g * student_.transform().Derivative(raw);
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::WriteEntries(float* largest) {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::WriteEntries(float* largest) {
   if (answer_.coefficients.soft == 0) return;
   __syncthreads();
   const float* raw = cluster_.Of(shared_->entries.raw, 0);
@@ -505,8 +460,8 @@ __device__ void PairBlock<kMode, kLean>::WriteEntries(float* largest) {
   }
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void* PairBlock<kMode, kLean>::Destination(DType* dtype) const {
+template <PairMode kMode>
+__device__ void* PairBlock<kMode>::Destination(DType* dtype) const {
   if (in_.grad) {
     *dtype = in_.grad.dtype;
     return static_cast<char*>(in_.grad.data) +
@@ -530,15 +485,15 @@ __device__ void* PairBlock<kMode, kLean>::Destination(DType* dtype) const {
   return static_cast<char*>(in_.dz) + r_ * in_.dz_stride * static_cast<int64_t>(SizeOf(*dtype));
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::StoreOne(int j, float g) const {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::StoreOne(int j, float g) const {
   DType dtype;
   void* to = Destination(&dtype);
   if (to != nullptr) StoreReal(to, dtype, j, g * scale_);
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::Store(int j, const float* g) const {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::Store(int j, const float* g) const {
   DType dtype;
   void* to = Destination(&dtype);
   if (to == nullptr) return;
@@ -562,8 +517,8 @@ __device__ void PairBlock<kMode, kLean>::Store(int j, const float* g) const {
   }
 }
 
-template <PairMode kMode, bool kLean>
-__device__ void PairBlock<kMode, kLean>::WriteGradient() {
+template <PairMode kMode>
+__device__ void PairBlock<kMode>::WriteGradient() {
   if (in_.dz_mode == DzMode::kNone && !in_.grad) return;
   if (in_.dz_mode == DzMode::kF16) scale_ = *in_.dz_scale;
   float largest = 0;

@@ -7,6 +7,9 @@
 namespace lossd {
 namespace {
 
+// Three blocks share a multiprocessor of an H200 (228 KB) while a block has at most 72 KB.
+constexpr int64_t kComfortable = 72 * 1024;
+
 // dz = 0 for a row of a tile that is none, by all blocks of its cluster.
 __device__ void ClearPairRow(const PairLaunch& in, int64_t r, const Cluster& cluster) {
   if (in.dz_mode == DzMode::kNone || in.dz_mode == DzMode::kMeasure) return;
@@ -21,8 +24,8 @@ __device__ void ClearPairRow(const PairLaunch& in, int64_t r, const Cluster& clu
 }
 
 // One cluster for each row.
-template <PairMode kMode, bool kLean>
-__global__ void __launch_bounds__(kPairThreads, kLean ? 3 : 2)
+template <PairMode kMode>
+__global__ void __launch_bounds__(kPairThreads, 2)
     PairKernel(const __grid_constant__ PairLaunch launch) {
   extern __shared__ float4 dynamic[];
   __shared__ PairShared<kMode> shared;
@@ -38,22 +41,11 @@ __global__ void __launch_bounds__(kPairThreads, kLean ? 3 : 2)
     if (launch.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) launch.live[r] = 0;
     return;
   }
-  PairBlock<kMode, kLean>(launch, cluster, &shared, reinterpret_cast<char*>(dynamic), r, row).Run();
+  PairBlock<kMode>(launch, cluster, &shared, reinterpret_cast<char*>(dynamic), r, row).Run();
 }
 
-bool IsLean(const PairLaunch& launch) {
-  const auto plain = [&launch](const PairValues& side) {
-    return side.kind == ValueKind::kLogits && !side.bias && side.softcap <= 0 &&
-           side.columns == launch.columns;
-  };
-  const DivergenceRows& program = launch.program;
-  return plain(launch.student) && plain(launch.teacher) && program.hard_weight == 0 &&
-         program.divergence.teacher_floor == 0 && !program.ReadsAllSums() && !program.logprob &&
-         !program.lse;
-}
-
-template <PairMode kMode, bool kLean>
-cudaError_t LaunchKernel(const PairLaunch& launch, cudaStream_t stream) {
+template <PairMode kMode>
+cudaError_t Launch(const PairLaunch& launch, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(launch.rows * launch.shape.cluster));
   config.blockDim = dim3(kPairThreads);
@@ -66,43 +58,25 @@ cudaError_t LaunchKernel(const PairLaunch& launch, cudaStream_t stream) {
   attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = launch.shape.cluster > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, PairKernel<kMode, kLean>, launch);
-}
-
-// A list and a cosine have no lean form.
-constexpr bool HasLean(PairMode mode) {
-  return mode != PairMode::kTopk && mode != PairMode::kCosine;
-}
-
-template <PairMode kMode>
-cudaError_t Launch(const PairLaunch& launch, cudaStream_t stream) {
-  if constexpr (HasLean(kMode)) {
-    if (IsLean(launch)) return LaunchKernel<kMode, true>(launch, stream);
-  }
-  return LaunchKernel<kMode, false>(launch, stream);
-}
-
-template <PairMode kMode, bool kLean>
-cudaError_t PrepareKernel(int64_t shared_limit) {
-  cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, PairKernel<kMode, kLean>);
-  if (error != cudaSuccess) return error;
-  error =
-      cudaFuncSetAttribute(PairKernel<kMode, kLean>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                           cudaSharedmemCarveoutMaxShared);
-  if (error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(
-      PairKernel<kMode, kLean>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
+  return cudaLaunchKernelEx(&config, PairKernel<kMode>, launch);
 }
 
 template <PairMode kMode>
 cudaError_t Prepare(int64_t shared_limit) {
-  if constexpr (HasLean(kMode)) {
-    const cudaError_t error = PrepareKernel<kMode, true>(shared_limit);
-    if (error != cudaSuccess) return error;
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, PairKernel<kMode>);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(PairKernel<kMode>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                               cudaSharedmemCarveoutMaxShared);
+  if (error != cudaSuccess) return error;
+  // LargestPairCluster tells whether it helps.
+  if (cudaFuncSetAttribute(PairKernel<kMode>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+      cudaSuccess) {
+    cudaGetLastError();
   }
-  return PrepareKernel<kMode, false>(shared_limit);
+  return cudaFuncSetAttribute(
+      PairKernel<kMode>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
 }
 
 // Order-preserving bits of a number; both zeros are one.
@@ -186,22 +160,40 @@ int64_t BytesOf(const PairValues& values) {
 
 }  // namespace
 
-void ChoosePairShape(bool cluster_support, int64_t shared_limit, PairLaunch* launch) {
-  // Three blocks share a multiprocessor of an H200 (228 KB) while a block has at most 72 KB.
-  constexpr int64_t kComfortable = 72 * 1024;
+int LargestPairCluster(bool cluster_support) {
+  if (!cluster_support) return 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(16);
+  config.blockDim = dim3(kPairThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(kComfortable);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = 16;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int resident = 0;
+  const cudaError_t error =
+      cudaOccupancyMaxActiveClusters(&resident, PairKernel<PairMode::kForward>, &config);
+  // A refusal is an answer: it must not stay behind as the last error.
+  if (error != cudaSuccess) cudaGetLastError();
+  return error == cudaSuccess && resident > 0 ? 16 : 8;
+}
+
+void ChoosePairShape(int largest_cluster, int64_t shared_limit, PairLaunch* launch) {
   const int64_t reserve = static_cast<int64_t>(sizeof(PairShared<PairMode::kTopk>)) + 256;
   const int64_t padded = (static_cast<int64_t>(launch->written) + 63) / 64 * 64;
   const int64_t student = BytesOf(launch->student);
   const int64_t teacher = BytesOf(launch->teacher);
-  const int largest = cluster_support ? 8 : 1;
   PairShape shape;
-  shape.clusters = cluster_support;
+  shape.largest_cluster = largest_cluster;
   int64_t bytes = 0;
   for (shape.cluster = 1;; shape.cluster *= 2) {
     const int64_t slice = ((padded + shape.cluster - 1) / shape.cluster + 63) / 64 * 64;
     shape.slice = static_cast<int32_t>(slice);
     bytes = slice * (student + teacher);
-    if (bytes <= kComfortable || shape.cluster == largest) break;
+    if (bytes <= kComfortable || shape.cluster >= largest_cluster) break;
   }
   shape.student_bytes = static_cast<int32_t>(shape.slice * student);
   if (bytes > shared_limit - reserve) {
@@ -217,12 +209,12 @@ void ChoosePairShape(bool cluster_support, int64_t shared_limit, PairLaunch* lau
   launch->shape = shape;
 }
 
-cudaError_t LaunchPairRows(const PairLaunch& launch, cudaStream_t stream) {
+cudaError_t LaunchPairRows(const PairLaunch& launch, cudaStream_t stream, bool* lean) {
+  *lean = false;
   if (launch.rows == 0) return cudaSuccess;
   if (IsLeanPair(launch)) {
-    bool taken = false;
-    const cudaError_t error = LaunchLeanPair(launch, stream, &taken);
-    if (error != cudaSuccess || taken) return error;
+    const cudaError_t error = LaunchLeanPair(launch, stream, lean);
+    if (error != cudaSuccess || *lean) return error;
   }
   if (launch.topk_ids) return Launch<PairMode::kTopk>(launch, stream);
   switch (launch.program.divergence.kind) {

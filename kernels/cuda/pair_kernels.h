@@ -29,7 +29,7 @@ struct PairValues {
 
 // How a row is spread over blocks; depends on the columns, the types and the GPU alone, so that a row's sums have one order.
 struct PairShape {
-  bool clusters = false;  // whether there may be several blocks
+  int largest_cluster = 1;  // that the GPU takes
   int cluster = 1;
   int32_t slice = 0;    // columns of a block
   bool on_chip = true;  // both sides' slices stay in shared memory: read once
@@ -61,11 +61,14 @@ struct PairLaunch {
   PairShape shape;
 };
 
-// Fills launch->shape. `cluster_support`: compute capability 9 and later. `shared_limit`: bytes that a block may have.
-void ChoosePairShape(bool cluster_support, int64_t shared_limit, PairLaunch* launch);
+// Blocks that the GPU takes as a cluster: 16, 8, or 1 where there are none. `cluster_support`: compute capability 9 and later.
+int LargestPairCluster(bool cluster_support);
 
-// Enqueue, by the lean kernel where it applies.
-cudaError_t LaunchPairRows(const PairLaunch& launch, cudaStream_t stream);
+// Fills launch->shape. `shared_limit`: bytes that a block may have.
+void ChoosePairShape(int largest_cluster, int64_t shared_limit, PairLaunch* launch);
+
+// Enqueue. *lean: whether by the lean kernel, which takes all that it can.
+cudaError_t LaunchPairRows(const PairLaunch& launch, cudaStream_t stream, bool* lean);
 
 // overlap[row]: entries of the row that are among its K largest student logits, equal ones by rising id. Before LaunchPairRows.
 cudaError_t LaunchOverlap(const PairLaunch& launch, const RowsView& overlap, cudaStream_t stream);

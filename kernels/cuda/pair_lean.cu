@@ -87,7 +87,7 @@ cudaError_t Launch(const PairLaunch& pair, cudaStream_t stream, bool* taken) {
   LeanLaunch launch;
   launch.pair = pair;
   if (kKind == Divergence::kJsd) launch.series = MakeJsdSeries(pair.program.divergence.beta);
-  const int largest = pair.shape.clusters ? kLeanBlocks : 1;
+  const int largest = std::min(pair.shape.largest_cluster, kLeanBlocks);
   int cluster = 1;
   while (cluster < largest && ShapeFor<kKind, T>(pair, cluster).shared_bytes > kComfortableBytes) {
     cluster *= 2;
@@ -161,7 +161,7 @@ bool Fits(const PairLaunch& launch, DType type) {
   const Divergence kind = launch.program.divergence.kind;
   const bool compared = kind == Divergence::kJsd || kind == Divergence::kTvd;
   const int64_t bytes = type == DType::kF32 ? 8 : compared ? 6 : 4;
-  return SliceOf(launch.written, launch.shape.clusters ? kLeanBlocks : 1) * bytes <= kLargestBytes;
+  return SliceOf(launch.written, launch.shape.largest_cluster) * bytes <= kLargestBytes;
 }
 
 }  // namespace

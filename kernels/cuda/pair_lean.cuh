@@ -229,8 +229,8 @@ class LeanRows {
                                 const Fetcher& next) const;
   __device__ void* Destination(int64_t r, int64_t row) const;
   __device__ void Clear(int64_t r) const;
-  __device__ void Finish(int64_t r, int row, const ColumnTotals& totals, float target,
-                         float divergence) const;
+  __device__ void Finish(int64_t r, int row, const ColumnTotals& totals, bool owns_target,
+                         float target, float divergence) const;
 
   const PairLaunch& in_;
   const JsdSeries& series_;
@@ -438,7 +438,7 @@ __device__ void LeanRows<kKind, T>::Clear(int64_t r) const {
 // By one thread of the cluster, while the others are ahead.
 template <Divergence kKind, class T>
 __device__ void LeanRows<kKind, T>::Finish(int64_t r, int row, const ColumnTotals& totals,
-                                           float target, float divergence) const {
+                                           bool owns_target, float target, float divergence) const {
   PairStatistics stats;
   stats.divergence = divergence;
   if (in_.program.has_head) {
@@ -446,7 +446,7 @@ __device__ void LeanRows<kKind, T>::Finish(int64_t r, int row, const ColumnTotal
     // The reference is as good as the maximum: both are only what sums are relative to.
     student.max = kLn2 * totals.student_reference;
     student.sum_exp = totals.student_sum;
-    student.owns_target = in_.program.target.present;
+    student.owns_target = owns_target;
     if (student.owns_target) {
       student.target_d = kLn2 * fmaf(target, factors_.student, -totals.student_reference);
     }
@@ -472,9 +472,13 @@ __device__ void LeanRows<kKind, T>::RunRow(int64_t r, int row, int64_t next_r, i
   factors_.teacher = in_.teacher.logit_scale * inverse_temperature * kLog2E;
   const bool leader = cluster_.rank() == leader_ && threadIdx.x == 0;
   // What a gradient in place will cover, before the first barrier; while the row is on its way.
+  int target_id = -1;
   float target = 0;
   if (leader && program.has_head && program.target) {
-    target = reinterpret_cast<const float*>(RowOf(in_.student, r, row))[TargetOf(program, row)];
+    target_id = TargetOf(program, row);
+    if (target_id >= 0) {
+      target = reinterpret_cast<const float*>(RowOf(in_.student, r, row))[target_id];
+    }
   }
   if (threadIdx.x == 0) shared_->factors[turn_] = FactorsOf(program, row);
 
@@ -506,7 +510,7 @@ __device__ void LeanRows<kKind, T>::RunRow(int64_t r, int row, int64_t next_r, i
   } else if (next >= 0) {
     Fetch(next_row);
   }
-  if (leader) Finish(r, row, totals, target, value.value);
+  if (leader) Finish(r, row, totals, target_id >= 0, target, value.value);
   turn_ ^= 1;
   leader_ = leader_ + 1 == cluster_.size() ? 0 : leader_ + 1;
 }

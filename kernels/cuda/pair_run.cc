@@ -37,7 +37,11 @@ PairValues ValuesOf(const PairSide& side) {
 }  // namespace
 
 PairStep::PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products)
-    : pass_(pass), teacher_(pass.teacher.head), device_(device), products_(products) {
+    : pass_(pass),
+      teacher_(pass.teacher.head),
+      device_(device),
+      products_(products),
+      largest_cluster_(LargestPairCluster(device.has_clusters())) {
   if (!has_head()) return;
   product_ = teacher_.hidden.dtype == teacher_.weight.dtype &&
                      teacher_.vocab * teacher_.hidden_size > kExactElements
@@ -141,7 +145,7 @@ PairLaunch PairStep::MakeLaunch(const RowPass& pass) const {
   launch.dz_scale = pass.dz_scale;
   launch.dz_max = pass.dz_max;
   launch.record = pass.record;
-  ChoosePairShape(device_.has_clusters(), device_.shared_bytes_per_block(), &launch);
+  ChoosePairShape(largest_cluster_, device_.shared_bytes_per_block(), &launch);
   return launch;
 }
 
@@ -154,13 +158,14 @@ absl::Status PairStep::Run(const RowPass& pass) {
     LOSSD_RETURN_IF_CUDA_ERROR(LaunchOverlap(launch, pass_.overlap, device_.stream()),
                                "compare the largest logits");
   }
-  return CudaStatus(LaunchPairRows(launch, device_.stream()), "run the pair's row pass");
+  return CudaStatus(LaunchPairRows(launch, device_.stream(), &lean_), "run the pair's row pass");
 }
 
 std::string PairStep::Describe() const {
+  const char* const rows = lean_ ? " lean" : "";
   if (pass_.teacher.form == PairForm::kTopk) return " teacher=topk";
-  if (pass_.teacher.form == PairForm::kValues) return " teacher=logits";
-  return absl::StrCat(" teacher=", NameOf(product_), convert_weight_ ? " converted" : "");
+  if (pass_.teacher.form == PairForm::kValues) return absl::StrCat(" teacher=logits", rows);
+  return absl::StrCat(" teacher=", NameOf(product_), convert_weight_ ? " converted" : "", rows);
 }
 
 absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, std::string* plan) {
@@ -174,10 +179,17 @@ absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, std::stri
   launch.rows = pass.student.head.rows;
   launch.grad = pass.grad_student;
   launch.record = pass.record;
-  ChoosePairShape(device.has_clusters(), device.shared_bytes_per_block(), &launch);
-  LOSSD_RETURN_IF_CUDA_ERROR(LaunchPairRows(launch, device.stream()), "run the pair's row pass");
-  absl::StrAppend(plan, plan->empty() ? "" : "; ", "pair cluster=", launch.shape.cluster,
-                  launch.shape.on_chip ? " on-chip" : "");
+  ChoosePairShape(LargestPairCluster(device.has_clusters()), device.shared_bytes_per_block(),
+                  &launch);
+  bool lean = false;
+  LOSSD_RETURN_IF_CUDA_ERROR(LaunchPairRows(launch, device.stream(), &lean),
+                             "run the pair's row pass");
+  absl::StrAppend(plan, plan->empty() ? "" : "; ", "pair ");
+  if (lean) {
+    absl::StrAppend(plan, "lean");
+  } else {
+    absl::StrAppend(plan, "cluster=", launch.shape.cluster, launch.shape.on_chip ? " on-chip" : "");
+  }
   return absl::OkStatus();
 }
 

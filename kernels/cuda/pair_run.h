@@ -27,6 +27,7 @@ class PairStep final : public RowStep {
   absl::Status Allocate(int64_t largest_chunk) override;
   absl::Status Run(const RowPass& pass) override;
 
+  // After Run.
   std::string Describe() const;
 
  private:
@@ -38,6 +39,8 @@ class PairStep final : public RowStep {
   const HeadProblem& teacher_;
   CudaDevice& device_;
   CublasLt& products_;
+  const int largest_cluster_;
+  bool lean_ = false;  // whether the last launch was
   // Of the teacher's head.
   DType product_ = DType::kF32;
   bool convert_weight_ = false;

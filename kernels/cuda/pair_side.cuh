@@ -22,15 +22,13 @@ class PairColumns {
                          int64_t row, float inverse_temperature)
       : side_(side), on_chip_(on_chip), storage_(storage), begin_(begin) {
     transform_ = {side.logit_scale, side.softcap, inverse_temperature};
-    slope_ = side.logit_scale * inverse_temperature;
     if (side.tile != nullptr) {
       dtype_ = DType::kF32;
       source_ = side.tile + r * side.tile_stride;
       vectors_ = true;
     } else {
       dtype_ = side.values.dtype;
-      // Without columns (a top-k teacher has none) nothing is read.
-      const int64_t bytes = side.columns > 0 ? SizeOf(dtype_) : 1;
+      const int64_t bytes = SizeOf(dtype_);
       source_ = static_cast<const char*>(side.values.data) + side.values.Offset(row) * bytes;
       vectors_ = reinterpret_cast<uintptr_t>(source_) % (4 * bytes) == 0;
     }
@@ -39,8 +37,6 @@ class PairColumns {
   __device__ int columns() const { return side_.columns; }
   __device__ ValueKind kind() const { return side_.kind; }
   __device__ const LogitTransform& transform() const { return transform_; }
-  // Of z by the raw value, where there is no cap.
-  __device__ float slope() const { return slope_; }
 
   // Raw values of columns j ... j + 3, bias included, from global memory; keeps them on the chip.
   __device__ float4 Load(int j) const {
@@ -123,7 +119,6 @@ class PairColumns {
   char* const storage_;
   const int begin_;
   LogitTransform transform_;
-  float slope_;
   const void* source_;
   DType dtype_;
   bool vectors_;
@@ -132,7 +127,6 @@ class PairColumns {
 // A side's distribution: log p = z - max - log_sum and p = e / sum, where e is exp(z - max), or the probability itself.
 struct PairScale {
   float max = 0;
-  float max_2 = 0;  // of raw values times slope log2 e; kLean only
   float log_sum = 0;
   float inverse_sum = 1;
 };
@@ -144,20 +138,8 @@ struct PairElement {
   float e;  // p / inverse_sum
 };
 
-// kLean: logits without a cap: one multiplication and an exponential. The rounding of max_2 is the same in every column and cancels.
-template <bool kLean>
-__device__ __forceinline__ PairElement ElementOf(const PairColumns& side, const PairScale& scale,
-                                                 float raw) {
-  constexpr float kLn2 = 0.6931471805599453f;
+__device__ __forceinline__ PairElement ElementOf(const PairColumns& side, float max, float raw) {
   PairElement out;
-  if (kLean) {
-    const float d_2 = __fmaf_rn(raw, side.slope() * kLog2E, -scale.max_2);
-    out.z = 0;
-    out.d = d_2 * kLn2;
-    out.e = Exp2(d_2);
-    return out;
-  }
-  const float max = scale.max;
   out.z = side.transform()(raw);
   switch (side.kind()) {
     case ValueKind::kLogits:

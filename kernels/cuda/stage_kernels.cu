@@ -1,23 +1,23 @@
 // Stages, and the rows that count.
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
-#include <type_traits>
 #include <variant>
 
 #include "kernels/cuda/block_team.cuh"
-#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/head_kernels.h"
 
 namespace lossd {
 namespace {
 
+// Stages are chains of loads: more threads make the chains shorter.
+using StageTeam = BlockTeamOf<512>;
+
 template <class S>
-__global__ void __launch_bounds__(BlockTeam::kThreads)
+__global__ void __launch_bounds__(StageTeam::kThreads)
     StageKernel(const __grid_constant__ S stage, int64_t count) {
-  __shared__ int64_t scratch[BlockTeam::kScratchWords];
+  __shared__ int64_t scratch[StageTeam::kScratchWords];
   __shared__ uint32_t counters[kTeamCounters];
-  BlockTeam team(scratch, counters);
+  StageTeam team(scratch, counters);
   for (int64_t instance = blockIdx.x; instance < count; instance += gridDim.x) {
     stage.Run(team, instance);
   }
@@ -109,42 +109,6 @@ __global__ void MakeIndexKernel(RowSet rows, int64_t row_count, int64_t padded, 
   index[i] = value;
 }
 
-using FusedTeam = BlockTeamOf<512>;
-constexpr int kFusedBlocks = 8;  // one cluster
-
-template <class First, class... Rest>
-__device__ void RunByKind(int kind, const char* stage, FusedTeam& team, int64_t instance) {
-  if (kind == 0) {
-    reinterpret_cast<const First*>(stage)->Run(team, instance);
-  } else if constexpr (sizeof...(Rest) > 0) {
-    RunByKind<Rest...>(kind - 1, stage, team, instance);
-  }
-}
-template <class... Stages>
-__device__ void RunAny(const std::variant<Stages...>*, int kind, const char* stage, FusedTeam& team,
-                       int64_t instance) {
-  RunByKind<Stages...>(kind, stage, team, instance);
-}
-
-__global__ void __launch_bounds__(FusedTeam::kThreads)
-    FusedStagesKernel(const __grid_constant__ FusedStages stages) {
-  __shared__ int64_t scratch[FusedTeam::kScratchWords];
-  __shared__ uint32_t counters[kTeamCounters];
-  FusedTeam team(scratch, counters);
-  const Cluster cluster(kFusedBlocks);
-  for (int s = 0; s < stages.count; ++s) {
-    if (s > 0) {
-      // The barrier orders shared memory; what a stage has written to global memory must be seen, too.
-      __threadfence();
-      cluster.Sync();
-    }
-    for (int64_t instance = blockIdx.x; instance < stages.instances[s]; instance += gridDim.x) {
-      RunAny(static_cast<const Stage*>(nullptr), stages.kind[s], stages.bytes + stages.offset[s],
-             team, instance);
-    }
-  }
-}
-
 template <class... Stages>
 cudaError_t PrepareStages(std::variant<Stages...>*) {
   cudaError_t error = cudaSuccess;
@@ -161,41 +125,10 @@ cudaError_t LaunchStage(const Stage& stage, int64_t count, cudaStream_t stream) 
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(count, 1 << 30));
   return std::visit(
       [&](const auto& typed) {
-        StageKernel<<<blocks, BlockTeam::kThreads, 0, stream>>>(typed, count);
+        StageKernel<<<blocks, StageTeam::kThreads, 0, stream>>>(typed, count);
         return cudaGetLastError();
       },
       stage);
-}
-
-bool FusedStages::Add(const Stage& stage, int64_t run_instances) {
-  return std::visit(
-      [&](const auto& typed) {
-        static_assert(std::is_trivially_copyable_v<std::decay_t<decltype(typed)>>);
-        const auto size = static_cast<int64_t>((sizeof(typed) + 15) / 16 * 16);
-        if (count == kMaxStages || used + size > kMaxBytes) return false;
-        kind[count] = static_cast<int32_t>(stage.index());
-        offset[count] = static_cast<int32_t>(used);
-        instances[count] = run_instances;
-        std::memcpy(bytes + used, &typed, sizeof(typed));
-        used += size;
-        ++count;
-        return true;
-      },
-      stage);
-}
-
-cudaError_t LaunchStages(const FusedStages& stages, cudaStream_t stream) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(kFusedBlocks);
-  config.blockDim = dim3(FusedTeam::kThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = kFusedBlocks;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, FusedStagesKernel, stages);
 }
 
 cudaError_t LaunchStart(const HeadProblem& head, const RowStart& start, const RowSet& rows,
@@ -220,7 +153,6 @@ cudaError_t LaunchMakeIndex(const RowSet& rows, int64_t row_count, int64_t padde
 cudaError_t PrepareStageKernels() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, StartKernel);
-  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, FusedStagesKernel);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, MakeIndexKernel);
   return error == cudaSuccess ? PrepareStages(static_cast<Stage*>(nullptr)) : error;
 }

@@ -110,25 +110,17 @@ HeadPass HeadEngine::MakePass(const HeadProblem& head, const RowProgram& program
   return pass;
 }
 
-absl::Status HeadEngine::RunPending() {
-  const std::vector<StageRun> runs = std::exchange(pending_, {});
-  return runs.empty() ? absl::OkStatus() : backend_->head->RunStages(runs);
-}
-
 absl::Status HeadEngine::RunHead(const RowProgram& program, const HeadOutputs& outputs) {
-  LOSSD_RETURN_IF_ERROR(RunPending());
   return backend_->head->RunHead(MakePass(head_, program, outputs), &plan_);
 }
 
 absl::Status HeadEngine::RunOtherHead(const HeadProblem& head, const RowProgram& program) {
-  LOSSD_RETURN_IF_ERROR(RunPending());
   return backend_->head->RunHead(MakePass(head, program, HeadOutputs()), &plan_);
 }
 
 absl::Status HeadEngine::RunHeadTwice(const RowProgram& statistics,
                                       const std::vector<StageRun>& between,
                                       const RowProgram& gradient, const HeadOutputs& outputs) {
-  LOSSD_RETURN_IF_ERROR(RunPending());
   HeadOutputs first = outputs;
   first.gradients = HeadGradients();
   HeadOutputs second = outputs;
@@ -138,7 +130,6 @@ absl::Status HeadEngine::RunHeadTwice(const RowProgram& statistics,
 }
 
 absl::Status HeadEngine::RunPair(PairPass pass) {
-  LOSSD_RETURN_IF_ERROR(RunPending());
   pass.rows = rows_;
   pass.batch_invariant = call_->options.batch_invariant;
   pass.record = record_;
@@ -149,7 +140,6 @@ absl::StatusOr<PendingResult> HeadEngine::Finish() {
   if (call_->options.record_copy != nullptr) {
     LOSSD_RETURN_IF_ERROR(RunStage(RecordCopyStage{record_, call_->options.record_copy}, 1));
   }
-  LOSSD_RETURN_IF_ERROR(RunPending());
   PendingResult result;
   result.record = record_;
   result.plan = std::move(plan_);

@@ -43,10 +43,8 @@ class HeadEngine {
     return backend_->device->workspace().AllocateArray<T>(count, what);
   }
 
-  // After all that was asked before, at the latest when the next sweep or the end needs it: stages in a row are one request.
   absl::Status RunStage(const Stage& stage, int64_t instances) {
-    if (instances > 0) pending_.push_back({stage, instances});
-    return absl::OkStatus();
+    return backend_->head->RunStage(stage, instances);
   }
   absl::Status RunHead(const RowProgram& program, const HeadOutputs& outputs);
   // The same rows of another head (a reference, a teacher): statistics only.
@@ -64,7 +62,6 @@ class HeadEngine {
   HeadEngine(const OpCall& call, Backend& backend, const HeadProblem& head)
       : call_(&call), backend_(&backend), head_(head) {}
 
-  absl::Status RunPending();
   absl::Status AddChecks(RowStart* start) const;
   absl::Status AddFills(RowStart* start) const;
   HeadPass MakePass(const HeadProblem& head, const RowProgram& program,
@@ -75,7 +72,6 @@ class HeadEngine {
   HeadProblem head_;
   RowSet rows_;
   ResultRecord* record_ = nullptr;
-  std::vector<StageRun> pending_;
   std::string plan_;
 };
 

@@ -4,15 +4,10 @@
 
 namespace lossd {
 
-absl::Status HeadBackend::RunStages(const std::vector<StageRun>& runs) {
-  for (const StageRun& run : runs) LOSSD_RETURN_IF_ERROR(RunStage(run.stage, run.instances));
-  return absl::OkStatus();
-}
-
 absl::Status HeadBackend::RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
                                        const HeadPass& second, std::string* plan) {
   LOSSD_RETURN_IF_ERROR(RunHead(first, plan));
-  LOSSD_RETURN_IF_ERROR(RunStages(between));
+  for (const StageRun& run : between) LOSSD_RETURN_IF_ERROR(RunStage(run.stage, run.instances));
   return second.gradients.any() ? RunHead(second, plan) : absl::OkStatus();
 }
 

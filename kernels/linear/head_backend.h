@@ -54,9 +54,6 @@ class HeadBackend {
   // Runs instances 0 ... count - 1 of a stage, each by one team, in no order.
   virtual absl::Status RunStage(const Stage& stage, int64_t count) = 0;
 
-  // Stages one after the other, each seeing what those before it wrote. This one runs each by itself.
-  virtual absl::Status RunStages(const std::vector<StageRun>& runs);
-
   // Errors: RESOURCE_EXHAUSTED if the workspace does not hold a chunk of the smallest size.
   // Appends to `plan` how it was done: "chunks=2x4096 ...".
   virtual absl::Status RunHead(const HeadPass& pass, std::string* plan) = 0;

@@ -319,6 +319,81 @@ TEST_F(ParityTest, ManyRows) {
   }
 }
 
+// Pairs that the lean kernel takes: a row in one block, in 8 blocks that end within a vector of columns, in 16.
+struct LeanCase {
+  const char* op;
+  const char* options;
+};
+
+class LeanPairTest : public testing::TestWithParam<LeanCase> {
+ protected:
+  static bool HasHead() { return std::string(GetParam().op) == "LinearDistillLoss"; }
+
+  void Compare(int64_t rows, int64_t vocab, v1::DType model, const std::string& added) {
+    const bool head = HasHead();
+    const OptionCase option_case = {
+        GetParam().op, head ? "teacher_hidden teacher_weight mask" : "mask", GetParam().options,
+        head && added.empty() ? "target" : "", added};
+    v1::Op op = BuildCase(cpu_.registry(), option_case, {rows, 16, vocab, 0}, model);
+    // The entropy needs sums of its own.
+    if (head) op.mutable_linear_distill_loss()->mutable_outputs()->clear_entropy();
+    const std::string name = testing::PrintToString(option_case) + " " + v1::DType_Name(model) +
+                             " V " + std::to_string(vocab);
+    const bool signs =
+        name.find("TVD") != std::string::npos || name.find("TotalVariation") != std::string::npos;
+    const auto want = cpu_.Run(op);
+    ASSERT_TRUE(want.ok()) << name << ": " << want.status();
+    const auto got = RunBy(runner_, Way::kInMemory, op);
+    ASSERT_TRUE(got.ok()) << name << ": " << got.status();
+    EXPECT_THAT(got->plan(), testing::HasSubstr("lean")) << name;
+    for (const auto& [output, tensor] : want->outputs()) {
+      const bool gradient = output.rfind("grad_", 0) == 0;
+      // A column in which both sides agree to rounding may have either sign.
+      const double tolerance = gradient && signs ? 5e-3 : ToleranceOf(output, model);
+      EXPECT_LE(Distance(got->outputs().at(output), tensor, !gradient), tolerance)
+          << name << ", " << output;
+    }
+    for (int i = 0; i < 3; ++i) {
+      const auto again = RunBy(runner_, Way::kInMemory, op);
+      ASSERT_TRUE(again.ok()) << again.status();
+      for (const auto& [output, tensor] : got->outputs()) {
+        EXPECT_TRUE(tensor.inline_data() == again->outputs().at(output).inline_data())
+            << name << ": " << output << " differs between equal calls";
+      }
+    }
+  }
+
+  LocalRunner cpu_{uint64_t{1} << 30};
+  CudaRunner runner_{uint64_t{1} << 30};
+};
+
+TEST_P(LeanPairTest, AgreesWithTheCpu) {
+  for (const v1::DType model : {v1::BF16, v1::F32}) {
+    // More rows than clusters that run at once.
+    Compare(1500, 1000, model, "");
+    Compare(7, 1000, model, "temperature=1.7 temperature_squared=true");
+    Compare(1, 16, model, "");
+    Compare(9, 65600, model,
+            HasHead() ? "valid_vocab=65571 teacher_valid_vocab=65571" : "valid_vocab=65571");
+    Compare(70, 65600, model, "");
+    Compare(5, 128256, model, "");
+    Compare(40, 128256, model, "temperature=0.8");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cuda, LeanPairTest,
+    testing::Values(LeanCase{"LinearDistillLoss", "divergence=FORWARD_KL"},
+                    LeanCase{"LinearDistillLoss", "divergence=REVERSE_KL"},
+                    LeanCase{"LinearDistillLoss", "divergence=MIXED mix_weight=0.3"},
+                    LeanCase{"LinearDistillLoss", "divergence=JSD beta=0.4"},
+                    LeanCase{"LinearDistillLoss", "divergence=TVD"},
+                    LeanCase{"KlDivergence", "student_kind=LOGITS teacher_kind=LOGITS"},
+                    LeanCase{"KlDivergence",
+                             "student_kind=LOGITS teacher_kind=LOGITS direction=REVERSE"},
+                    LeanCase{"JensenShannon", "student_kind=LOGITS teacher_kind=LOGITS beta=0.4"},
+                    LeanCase{"TotalVariation", "student_kind=LOGITS teacher_kind=LOGITS"}));
+
 // A row's log-probability has the same bits in any call, by any operation.
 struct InvarianceCase {
   const char* inputs;
