@@ -23,6 +23,7 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
                              "load the row kernels");
   LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(device->shared_bytes_per_block()),
                              "load the pair's row kernels");
+  head->largest_pair_cluster_ = LargestPairCluster(device->has_clusters());
   return head;
 }
 

@@ -42,6 +42,7 @@ class CudaHead final : public HeadBackend {
 
   CudaDevice* device_;
   CublasLt products_;
+  int largest_pair_cluster_ = 1;
 };
 
 }  // namespace lossd

@@ -61,7 +61,8 @@ struct PairLaunch {
   PairShape shape;
 };
 
-// Blocks that the GPU takes as a cluster: 16, 8, or 1 where there are none. `cluster_support`: compute capability 9 and later.
+// Blocks that the GPU takes as a cluster: 16, 8, or 1 where there are none. `cluster_support`: compute capability 9 and later. After
+// PreparePairKernels.
 int LargestPairCluster(bool cluster_support);
 
 // Fills launch->shape. `shared_limit`: bytes that a block may have.

@@ -9,6 +9,9 @@ namespace {
 // Three blocks share a multiprocessor of an H200 (228 KB) while a block has at most 72 KB, and two while it has 110 KB.
 constexpr int64_t kComfortableBytes = 72 * 1024;
 constexpr int64_t kLargestBytes = 110 * 1024;
+// Blocks of a cluster that every GPU with clusters takes.
+constexpr int kPortableCluster = 8;
+constexpr int64_t kFewRows = 16;
 
 template <Divergence kKind, class T>
 __global__ void __launch_bounds__(kLeanThreads, 3)
@@ -56,8 +59,11 @@ cudaError_t LaunchShape(LeanLaunch* launch, const LeanShape& shape, cudaStream_t
   config.attrs = &attribute;
   config.numAttrs = shape.cluster > 1 ? 1 : 0;
   int resident = 0;
-  cudaError_t error;
-  if (shape.cluster > 1) {
+  cudaError_t error = cudaSuccess;
+  if (shape.cluster <= kPortableCluster && launch->pair.rows <= kFewRows) {
+    // They need not all run at once; what does is not worth the question.
+    resident = static_cast<int>(launch->pair.rows);
+  } else if (shape.cluster > 1) {
     error = cudaOccupancyMaxActiveClusters(&resident, LeanPairKernel<kKind, T>, &config);
   } else {
     int device = 0;

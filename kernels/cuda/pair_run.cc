@@ -36,12 +36,13 @@ PairValues ValuesOf(const PairSide& side) {
 
 }  // namespace
 
-PairStep::PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products)
+PairStep::PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products,
+                   int largest_cluster)
     : pass_(pass),
       teacher_(pass.teacher.head),
       device_(device),
       products_(products),
-      largest_cluster_(LargestPairCluster(device.has_clusters())) {
+      largest_cluster_(largest_cluster) {
   if (!has_head()) return;
   product_ = teacher_.hidden.dtype == teacher_.weight.dtype &&
                      teacher_.vocab * teacher_.hidden_size > kExactElements
@@ -168,7 +169,8 @@ std::string PairStep::Describe() const {
   return absl::StrCat(" teacher=", NameOf(product_), convert_weight_ ? " converted" : "", rows);
 }
 
-absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, std::string* plan) {
+absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, int largest_cluster,
+                             std::string* plan) {
   PairLaunch launch;
   launch.student = ValuesOf(pass.student);
   launch.teacher = ValuesOf(pass.teacher);
@@ -179,8 +181,7 @@ absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, std::stri
   launch.rows = pass.student.head.rows;
   launch.grad = pass.grad_student;
   launch.record = pass.record;
-  ChoosePairShape(LargestPairCluster(device.has_clusters()), device.shared_bytes_per_block(),
-                  &launch);
+  ChoosePairShape(largest_cluster, device.shared_bytes_per_block(), &launch);
   bool lean = false;
   LOSSD_RETURN_IF_CUDA_ERROR(LaunchPairRows(launch, device.stream(), &lean),
                              "run the pair's row pass");
@@ -194,7 +195,9 @@ absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, std::stri
 }
 
 absl::Status CudaHead::RunPair(const PairPass& pass, std::string* plan) {
-  if (pass.student.form == PairForm::kValues) return RunPairOfValues(pass, *device_, plan);
+  if (pass.student.form == PairForm::kValues) {
+    return RunPairOfValues(pass, *device_, largest_pair_cluster_, plan);
+  }
   HeadPass student;
   student.head = pass.student.head;
   student.rows = pass.rows;
@@ -203,7 +206,7 @@ absl::Status CudaHead::RunPair(const PairPass& pass, std::string* plan) {
   student.record = pass.record;
   // Scratch of this pass.
   const uint64_t used = device_->workspace().used();
-  PairStep step(pass, *device_, products_);
+  PairStep step(pass, *device_, products_, largest_pair_cluster_);
   absl::Status status = step.AllocateFixed();
   HeadRun run(student, *device_, products_, &step);
   if (status.ok()) status = run.Run();

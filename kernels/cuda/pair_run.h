@@ -18,7 +18,8 @@ namespace lossd {
 // in place of the student's own.
 class PairStep final : public RowStep {
  public:
-  PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products);
+  // `largest_cluster`: LargestPairCluster of the device.
+  PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products, int largest_cluster);
 
   // Takes what does not depend on the chunks from the workspace: a tile of the teacher's weight, if it has to be converted.
   absl::Status AllocateFixed();
@@ -53,7 +54,8 @@ class PairStep final : public RowStep {
 };
 
 // Two tensors of the caller: one launch, no products.
-absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, std::string* plan);
+absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, int largest_cluster,
+                             std::string* plan);
 
 }  // namespace lossd
 

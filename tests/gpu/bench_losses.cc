@@ -80,6 +80,7 @@ class Bench {
 
   void MakeHeads();
   void MakeDistillation();
+  void MakeDivergences();
   void MakePlain();
   void Run();
 
@@ -260,6 +261,25 @@ void Bench::MakeDistillation() {
   Add("reverse KL, grad_weight f32", 4, distill(dw32, "divergence: DIVERGENCE_REVERSE_KL"), four);
 }
 
+// Memory-bound: two tensors of logits read, one gradient written.
+void Bench::MakeDivergences() {
+  const std::string student = tensors_.Output("BF16", {kRows, kVocab}, 2);
+  void* const student_logits = tensors_.last();
+  const std::string teacher = tensors_.Output("BF16", {kRows, kVocab}, 2);
+  void* const teacher_logits = tensors_.last();
+  Check(Multiply(library_, hidden_, weight_, kHidden, student_logits, stream()));
+  Check(Multiply(library_, ref_hidden_, ref_weight_, kHidden, teacher_logits, stream()));
+  const std::string pair = absl::StrCat(
+      "{pair {student ", student, " teacher ", teacher,
+      " student_kind: DISTRIBUTION_KIND_LOGITS teacher_kind: DISTRIBUTION_KIND_LOGITS} outputs "
+      "{loss ",
+      tensors_.Output("F32", {1}, 4), " grad_student ", tensors_.Output("BF16", {kRows, kVocab}, 2),
+      "} ");
+  Add("KlDivergence", 0, absl::StrCat("kl_divergence ", pair, "}"), nullptr);
+  Add("JensenShannon", 0, absl::StrCat("jensen_shannon ", pair, "beta: 0.5}"), nullptr);
+  Add("TotalVariation", 0, absl::StrCat("total_variation ", pair, "}"), nullptr);
+}
+
 void Bench::MakePlain() {
   const std::string logprob = old_;
   const std::string loss = tensors_.Output("F32", {1}, 4);
@@ -355,6 +375,7 @@ int Main(int argc, char** argv) {
   Bench bench(seconds, workspace, argc > 3 ? argv[3] : "");
   bench.MakeHeads();
   bench.MakeDistillation();
+  bench.MakeDivergences();
   bench.MakePlain();
   Check(cudaDeviceSynchronize());
   bench.Run();

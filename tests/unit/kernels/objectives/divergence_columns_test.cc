@@ -294,6 +294,8 @@ TEST(DivergenceColumns, EqualRowsHaveNoDivergence) {
   EXPECT_EQ(Columns<Divergence::kTvd>(problem).value, 0);
   EXPECT_EQ(Columns<Divergence::kForwardKl>(problem).value, 0);
   for (const double g : Columns<Divergence::kJsd>(problem).dz) EXPECT_EQ(g, 0);
+  // Equal columns have the slope 0, whatever the others do.
+  for (const double g : Columns<Divergence::kTvd>(problem).dz) EXPECT_EQ(g, 0);
 }
 
 // One column's JSD over all distances, against LogsToMixture in double; the series and the logarithms meet within rounding.
