@@ -38,6 +38,15 @@ LOSSD_HD float FastLog2(float x) {
 #endif
 }
 
+// A product that is rounded before anything is added to it: equal sides then have equal probabilities, and the difference of a tie is 0.
+LOSSD_HD float RoundedProduct(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 // Whether the divergence compares columns of normalised sides.
 template <Divergence kKind>
 inline constexpr bool kIsCompared = kKind == Divergence::kJsd || kKind == Divergence::kTvd;
@@ -249,8 +258,8 @@ LOSSD_HD ComparedColumn CompareTvd(const ColumnFactors& factors, const ColumnSca
   const float d_s = fmaf(student, factors.student, -scales.student_reference);
   const float d_t = fmaf(teacher, factors.teacher, -scales.teacher_reference);
   ComparedColumn out;
-  out.q = FastExp2(d_s) * scales.student_inverse;
-  const float difference = out.q - FastExp2(d_t) * scales.teacher_inverse;
+  out.q = RoundedProduct(FastExp2(d_s), scales.student_inverse);
+  const float difference = out.q - RoundedProduct(FastExp2(d_t), scales.teacher_inverse);
   const float half = 0.5f * out.q;
   out.value = 0.5f * fabsf(difference);
   out.y = difference == 0 ? 0.0f : copysignf(half, difference);
