@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/error.h"
+#include "kernels/core/launch_cache.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/ops/ops.h"
 
@@ -101,7 +102,11 @@ absl::Status Launch(AdmittedOp& admitted, const RunOptions& options, Backend& ba
   call.binding = &admitted.binding;
   call.dims = admitted.dims;
   call.options = options;
-  LOSSD_ASSIGN_OR_RETURN(launched->pending, admitted.op->Enqueue(call, backend));
+  const bool recorded =
+      !options.host_may_wait && backend.launches != nullptr && device.can_record();
+  LOSSD_ASSIGN_OR_RETURN(launched->pending,
+                         recorded ? backend.launches->Enqueue(*admitted.op, call, backend)
+                                  : admitted.op->Enqueue(call, backend));
   // Copies to pageable host memory would wait for the device: the caller copies the record within it.
   if (!options.host_may_wait) return absl::OkStatus();
   for (const BoundTensor& bound : admitted.binding.tensors()) {

@@ -13,6 +13,14 @@ absl::Status NoTransport(const Device& device, absl::string_view what) {
 
 }  // namespace
 
+absl::Status Device::BeginRecording() { return NoTransport(*this, "recordings"); }
+
+absl::StatusOr<std::shared_ptr<Recording>> Device::EndRecording() {
+  return NoTransport(*this, "recordings");
+}
+
+absl::Status Device::Replay(Recording&) { return NoTransport(*this, "recordings"); }
+
 absl::StatusOr<SharedMemory> Device::OpenHandle(absl::string_view) {
   return NoTransport(*this, "device memory handles");
 }

@@ -30,6 +30,12 @@ class DeviceEvent {
   virtual std::string handle() const = 0;
 };
 
+// Work that was recorded and can be enqueued again as it is.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
+
 // One device and its queue of work. All calls are made by one thread, the device's dispatcher. "Enqueues" means: the work is done in
 // the order of the calls, at once on the CPU and later on a GPU; host memory that such a call reads or writes must live until
 // Synchronize returns.
@@ -50,6 +56,13 @@ class Device {
   virtual absl::Status CopyOut(void* host, const void* device, uint64_t bytes) = 0;
   // Enqueues a fill with zero bytes.
   virtual absl::Status Zero(void* device, uint64_t bytes) = 0;
+
+  // Between the two the calls that enqueue work record it instead; nothing may wait for the device. End also ends a recording in which a call
+  // has failed. Replay enqueues all of it at the price of one call; the memory that it names must be there.
+  virtual bool can_record() const { return false; }
+  virtual absl::Status BeginRecording();
+  virtual absl::StatusOr<std::shared_ptr<Recording>> EndRecording();
+  virtual absl::Status Replay(Recording& recording);
 
   // Waits until everything enqueued is done. Errors: UNAVAILABLE with reason GPU_LOST if the device failed for good.
   virtual absl::Status Synchronize() = 0;

@@ -20,11 +20,13 @@
 namespace lossd {
 
 class HeadBackend;
+class LaunchCache;
 
 // A device with everything the operations ask of it.
 struct Backend {
   Device* device = nullptr;
   HeadBackend* head = nullptr;
+  LaunchCache* launches = nullptr;  // may be null: every launch is made anew
 };
 
 // How a call is to be run; from the request's envelope.

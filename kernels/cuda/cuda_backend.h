@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "kernels/core/launch_cache.h"
 #include "kernels/core/op.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_head.h"
@@ -30,7 +31,7 @@ class CudaBackend {
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const CudaOptions& options);
 
   // Borrowed from this object.
-  Backend backend() { return {device_.get(), head_.get()}; }
+  Backend backend() { return {device_.get(), head_.get(), &launches_}; }
   CudaDevice& device() { return *device_; }
   CudaHead& head() { return *head_; }
 
@@ -40,6 +41,7 @@ class CudaBackend {
 
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<CudaHead> head_;
+  LaunchCache launches_;
 };
 
 }  // namespace lossd

@@ -10,6 +10,7 @@
 #include "kernels/core/status_macros.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/event.h"
+#include "kernels/cuda/process_exit.h"
 
 namespace lossd {
 namespace {
@@ -32,6 +33,18 @@ std::string HashOf(absl::string_view text) {
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
+
+// Owner of an instantiated graph. One that still runs is freed by the driver when it has ended.
+struct CudaGraph final : Recording {
+  cudaGraphExec_t launchable = nullptr;
+
+  CudaGraph() = default;
+  ~CudaGraph() override {
+    if (launchable != nullptr && !CudaIsUnloading()) cudaGraphExecDestroy(launchable);
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+};
 
 }  // namespace
 
@@ -102,6 +115,27 @@ absl::Status CudaDevice::CopyOut(void* host, const void* device, uint64_t bytes)
 absl::Status CudaDevice::Zero(void* device, uint64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   return CudaStatus(cudaMemsetAsync(device, 0, bytes, stream()), "clear device memory");
+}
+
+absl::Status CudaDevice::BeginRecording() {
+  // Relaxed: other threads' calls have nothing to do with this stream.
+  return CudaStatus(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeRelaxed),
+                    "record launches");
+}
+
+absl::StatusOr<std::shared_ptr<Recording>> CudaDevice::EndRecording() {
+  cudaGraph_t graph = nullptr;
+  LOSSD_RETURN_IF_CUDA_ERROR(cudaStreamEndCapture(stream(), &graph), "record launches");
+  auto recording = std::make_shared<CudaGraph>();
+  const cudaError_t error = cudaGraphInstantiate(&recording->launchable, graph, 0);
+  cudaGraphDestroy(graph);
+  LOSSD_RETURN_IF_CUDA_ERROR(error, "instantiate launches");
+  return std::shared_ptr<Recording>(std::move(recording));
+}
+
+absl::Status CudaDevice::Replay(Recording& recording) {
+  return CudaStatus(cudaGraphLaunch(static_cast<CudaGraph&>(recording).launchable, stream()),
+                    "repeat launches");
 }
 
 absl::Status CudaDevice::Synchronize() {

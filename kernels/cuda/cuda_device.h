@@ -37,6 +37,11 @@ class CudaDevice final : public Device {
   absl::Status CopyOut(void* host, const void* device, uint64_t bytes) override;
   absl::Status Zero(void* device, uint64_t bytes) override;
   absl::Status Synchronize() override;
+  // Graphs of the stream's work.
+  bool can_record() const override { return true; }
+  absl::Status BeginRecording() override;
+  absl::StatusOr<std::shared_ptr<Recording>> EndRecording() override;
+  absl::Status Replay(Recording& recording) override;
   bool is_host() const override { return false; }
 
   std::string uuid() const override;
