@@ -98,13 +98,22 @@ LOSSD_HD ColumnTotals Rebased(const ColumnTotals& from, float student, float tea
   return to;
 }
 
+// Without contraction with the product that one of them may be: a + b is b + a on a GPU, too.
+LOSSD_HD float AddRounded(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
 // Sums of two parts with the same references. The order is the caller's.
 template <Divergence kKind>
 LOSSD_HD void AddTotals(const ColumnTotals& other, ColumnTotals* totals) {
-  totals->student_sum += other.student_sum;
-  totals->teacher_sum += other.teacher_sum;
-  if (kHasForward<kKind>) totals->x += other.x;
-  if (kHasReverse<kKind>) totals->y += other.y;
+  totals->student_sum = AddRounded(totals->student_sum, other.student_sum);
+  totals->teacher_sum = AddRounded(totals->teacher_sum, other.teacher_sum);
+  if (kHasForward<kKind>) totals->x = AddRounded(totals->x, other.x);
+  if (kHasReverse<kKind>) totals->y = AddRounded(totals->y, other.y);
 }
 
 // The first pass. A column of -infinity on both sides adds nothing. The references follow the columns only where one lies far above, so
