@@ -153,7 +153,7 @@ absl::Status RunSequencesOfHead(const SequenceProblem& problem, bool all_sums,
   own.push_back(RunOf<SequenceRowStage>(problem));
   const KeepStatisticsRows statistics{problem.statistics, all_sums};
   const KeptGradientRows gradient{problem.statistics,
-                                     static_cast<const float*>(problem.d_logprob.data)};
+                                  static_cast<const float*>(problem.d_logprob.data)};
   LOSSD_RETURN_IF_ERROR(engine->RunHeadTwice(statistics, own, gradient, outputs));
   return RunEnd(problem, engine);
 }
