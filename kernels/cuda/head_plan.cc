@@ -154,6 +154,27 @@ bool HeadRun::PlanLargeChunks() {
   return PlanOneChunk(MakeRequest(), &plan_);
 }
 
+// All rows in one chunk though a step wants memory beside the logits: slices of equal size, each in the same place behind dz. The products
+// of the gradients then run once, over all rows.
+bool HeadRun::PlanApart() {
+  if (step_ == nullptr || dz_mode_ != DzMode::kBF16) return false;
+  ChunkRequest request = MakeRequest();
+  const int64_t step_bytes = step_->RowBytes();
+  const int64_t late_bytes = rows_ * request.late_row_bytes;
+  for (const int64_t slice : {1024, 512, 256}) {
+    if (slice >= rows_) continue;
+    const int64_t behind = std::max(slice * request.logits_bytes, late_bytes);
+    const int64_t each = request.logits_bytes / 2 + request.row_bytes - step_bytes;
+    if (rows_ * each + behind + slice * step_bytes > request.budget) continue;
+    plan_.chunks.assign(1, rows_);
+    plan_.slices.assign(1, std::vector<int64_t>(static_cast<size_t>(rows_ / slice), slice));
+    if (rows_ % slice != 0) plan_.slices[0].push_back(rows_ % slice);
+    apart_rows_ = slice;
+    return true;
+  }
+  return false;
+}
+
 absl::Status HeadRun::PlanChunksOrFail() {
   Arena& arena = device_.workspace();
   const RowsView& weight = pass_.gradients.weight;
@@ -174,6 +195,8 @@ absl::Status HeadRun::PlanChunksOrFail() {
       plan_ = ChunkPlan();
       return absl::OkStatus();
     }
+  } else if (step_ != nullptr && (PlanOneChunk(MakeRequest(), &plan_) || PlanApart())) {
+    fits = true;
   } else {
     fits = weight_path_ == WeightPath::kDirect && weight.dtype == DType::kF32
                ? PlanLargeChunks()
@@ -198,6 +221,10 @@ absl::Status HeadRun::PlanChunksOrFail() {
   }
   int64_t region = 0;
   for (const auto& slices : plan_.slices) region = std::max(region, RegionBytes(request, slices));
+  if (apart_rows_ > 0) {
+    region = rows_ * (request.logits_bytes / 2) +
+             std::max(apart_rows_ * request.logits_bytes, rows_ * request.late_row_bytes);
+  }
   if (gather_) {
     LOSSD_ASSIGN_OR_RETURN(void* x, arena.Allocate(plan_.LargestChunk() * x_stride_ *
                                                        static_cast<int64_t>(SizeOf(product_)),
@@ -206,7 +233,9 @@ absl::Status HeadRun::PlanChunksOrFail() {
   }
   LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(region, "logits"));
   region_ = static_cast<std::byte*>(memory);
-  if (step_ != nullptr) return step_->Allocate(plan_.LargestChunk());
+  if (step_ != nullptr) {
+    return step_->Allocate(apart_rows_ > 0 ? apart_rows_ : plan_.LargestChunk());
+  }
   return absl::OkStatus();
 }
 

@@ -119,7 +119,9 @@ absl::Status HeadRun::RunChunk(size_t number, int64_t begin) {
   int64_t done = 0;
   for (const int64_t rows : slices) {
     std::byte* dz = region_ + done * (logits_bytes / 2);
-    std::byte* logits = in_place ? dz : dz + ChunkPlan::kGapRows * logits_bytes;
+    std::byte* logits = in_place          ? dz
+                        : apart_rows_ > 0 ? region_ + chunk.rows * (logits_bytes / 2)
+                                          : dz + ChunkPlan::kGapRows * logits_bytes;
     LOSSD_RETURN_IF_ERROR(MakeLogits(chunk, done, rows, reinterpret_cast<float*>(logits)));
     if (first_ != nullptr) {
       LOSSD_RETURN_IF_ERROR(PassFirst(chunk, rows, reinterpret_cast<float*>(logits)));
@@ -225,7 +227,7 @@ absl::Status HeadRun::PassRows(const Chunk& chunk, int64_t done, int64_t rows, c
     LOSSD_RETURN_IF_ERROR(Launched(LaunchTopK(pass, stream_), "select the largest logits"));
   }
   if (dz_mode_ == DzMode::kF16) return PassRowsScaled(pass);
-  if (in_place) return LaunchRows(pass);
+  if (in_place || apart_rows_ > 0) return LaunchRows(pass);
   // dz moves down over logits that earlier launches have read.
   const RowPass slice = pass;
   for (int64_t begin = 0; begin < rows;) {

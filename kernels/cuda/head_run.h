@@ -21,10 +21,10 @@ namespace lossd {
 class RowStep {
  public:
   virtual ~RowStep() = default;
-  // Workspace that it wants for each row of the largest chunk. Chunks have one slice then.
+  // Workspace that it wants for each row of the largest slice.
   virtual int64_t RowBytes() const = 0;
   // Takes that workspace. Once, before the first chunk.
-  virtual absl::Status Allocate(int64_t largest_chunk) = 0;
+  virtual absl::Status Allocate(int64_t largest_slice) = 0;
   // Enqueues what LaunchRowPass would. dz_mode kMeasure is followed by kF16 of the same rows, which must give the same.
   virtual absl::Status Run(const RowPass& pass) = 0;
 };
@@ -74,6 +74,7 @@ class HeadRun {
   absl::Status Plan();
   absl::Status PlanChunksOrFail();
   bool PlanLargeChunks();
+  bool PlanApart();
   absl::Status AllocateFixed();
   absl::Status AllocateWeightPath();
   bool IsDirect(const RowsView& view) const;
@@ -127,6 +128,8 @@ class HeadRun {
   DType dx_dtype_ = DType::kF32;
   bool dx_direct_ = false;
   ChunkPlan plan_;
+  // Rows of a slice whose logits lie behind the dz rows of the whole chunk; 0: dz is written over the logits.
+  int64_t apart_rows_ = 0;
 
   // Workspace.
   const int32_t* index_ = nullptr;  // [rows_]

@@ -238,6 +238,7 @@ class ParityTest : public testing::Test {
         ++compared_;
         const bool head = got->plan().find("chunks=") != std::string::npos;
         if (head && got->plan().find("chunks=1x") == std::string::npos) ++chunked_;
+        sliced_ += got->plan().find("slices=") != std::string::npos ? 1 : 0;
         accumulators_ += got->plan().find("accumulator") != std::string::npos ? 1 : 0;
         for (const auto& [output, tensor] : want->outputs()) {
           const double distance =
@@ -265,7 +266,7 @@ class ParityTest : public testing::Test {
     }
     std::cout << "  " << compared_ << " comparisons, " << chunked_ << " in several chunks, "
               << accumulators_ << " with an accumulator\n";
-    EXPECT_GT(chunked_, 0);
+    EXPECT_GT(chunked_ + sliced_, 0);
   }
 
   LocalRunner cpu_{uint64_t{1} << 30};
@@ -275,6 +276,7 @@ class ParityTest : public testing::Test {
   int compared_ = 0;
   int chunked_ = 0;
   int accumulators_ = 0;
+  int sliced_ = 0;
 };
 
 TEST_F(ParityTest, EveryOptionInEveryType) {
@@ -317,6 +319,15 @@ TEST_F(ParityTest, ManyRows) {
   for (const OptionCase& c : MainCases()) {
     for (const v1::DType model : {v1::F32, v1::BF16, v1::F16}) Compare(c, kRows, model);
   }
+}
+
+// A teacher's logits beside the student's: dz of all rows lies in front of the slices of both.
+TEST_F(ParityTest, DistillationInSlices) {
+  for (const OptionCase& c : MainCases()) {
+    if (c.op != "LinearDistillLoss") continue;
+    for (const int64_t hidden : {96, 97}) Compare(c, {700, hidden, 1536, 6 << 20}, v1::BF16);
+  }
+  EXPECT_GT(sliced_, 0);
 }
 
 // Pairs that the lean kernel takes: a row in one block, in 8 blocks that end within a vector of columns, in 16.
