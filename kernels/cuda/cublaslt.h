@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/core/dtype.h"
-#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/buffer.h"
 
 namespace lossd {
 

@@ -10,6 +10,7 @@
 #include "kernels/core/status_macros.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/event.h"
+#include "kernels/cuda/host_registration.h"
 #include "kernels/cuda/process_exit.h"
 
 namespace lossd {
@@ -61,7 +62,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int device,
     cudaGetLastError();
   result->mps_ = mps != 0;
   LOSSD_ASSIGN_OR_RETURN(result->stream_, Stream::Create());
-  LOSSD_ASSIGN_OR_RETURN(result->staging_, PinnedBuffer::Create(kStagingBytes));
+  LOSSD_ASSIGN_OR_RETURN(result->staging_,
+                         PinnedBuffer::Create(kStagingBytes, "allocate pinned memory"));
   LOSSD_ASSIGN_OR_RETURN(result->memory_,
                          DeviceBuffer::Create(workspace_bytes, "allocate the workspace"));
   result->workspace_ = Arena(result->memory_.data(), workspace_bytes);

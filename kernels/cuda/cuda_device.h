@@ -15,9 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/core/device.h"
-#include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/buffer.h"
 #include "kernels/cuda/ipc_mapping.h"
-#include "kernels/cuda/pinned_buffer.h"
 #include "kernels/cuda/stream.h"
 
 namespace lossd {

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/pinned_buffer.h"
 #include "kernels/linear/head_backend.h"
 
 namespace lossd {

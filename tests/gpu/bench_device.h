@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/core/binding.h"
+#include "kernels/cuda/buffer.h"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/device_buffer.h"
 
 namespace lossd {
 

@@ -1,6 +1,6 @@
-// Owner of device memory.
-#ifndef LOSSD_KERNELS_CUDA_DEVICE_BUFFER_H_
-#define LOSSD_KERNELS_CUDA_DEVICE_BUFFER_H_
+// Owners of memory that the CUDA runtime allocates.
+#ifndef LOSSD_KERNELS_CUDA_BUFFER_H_
+#define LOSSD_KERNELS_CUDA_BUFFER_H_
 
 #include <cuda_runtime_api.h>
 
@@ -16,22 +16,23 @@
 namespace lossd {
 
 // Thread-compatible. Contents are undefined after Create.
-class DeviceBuffer {
+template <cudaError_t (*kAllocate)(void**, size_t), cudaError_t (*kFree)(void*)>
+class CudaBuffer {
  public:
   // `what` for the error's text: "allocate the workspace".
-  static absl::StatusOr<DeviceBuffer> Create(uint64_t bytes, absl::string_view what) {
-    DeviceBuffer buffer;
-    LOSSD_RETURN_IF_CUDA_ERROR(cudaMalloc(&buffer.data_, bytes), what);
+  static absl::StatusOr<CudaBuffer> Create(uint64_t bytes, absl::string_view what) {
+    CudaBuffer buffer;
+    LOSSD_RETURN_IF_CUDA_ERROR(kAllocate(&buffer.data_, bytes), what);
     buffer.bytes_ = bytes;
     return buffer;
   }
-  DeviceBuffer() = default;
-  ~DeviceBuffer() {
-    if (data_ != nullptr && !CudaIsUnloading()) cudaFree(data_);
+  CudaBuffer() = default;
+  ~CudaBuffer() {
+    if (data_ != nullptr && !CudaIsUnloading()) kFree(data_);
   }
-  DeviceBuffer(DeviceBuffer&& other) noexcept
+  CudaBuffer(CudaBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+  CudaBuffer& operator=(CudaBuffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -45,6 +46,10 @@ class DeviceBuffer {
   uint64_t bytes_ = 0;
 };
 
+using DeviceBuffer = CudaBuffer<cudaMalloc, cudaFree>;
+// Page-locked host memory.
+using PinnedBuffer = CudaBuffer<cudaMallocHost, cudaFreeHost>;
+
 }  // namespace lossd
 
-#endif  // LOSSD_KERNELS_CUDA_DEVICE_BUFFER_H_
+#endif  // LOSSD_KERNELS_CUDA_BUFFER_H_

@@ -1,6 +1,6 @@
-// Owners of page-locked host memory: allocated here, or somebody else's made usable by the GPU.
-#ifndef LOSSD_KERNELS_CUDA_PINNED_BUFFER_H_
-#define LOSSD_KERNELS_CUDA_PINNED_BUFFER_H_
+// Host memory of somebody else, made usable by the GPU.
+#ifndef LOSSD_KERNELS_CUDA_HOST_REGISTRATION_H_
+#define LOSSD_KERNELS_CUDA_HOST_REGISTRATION_H_
 
 #include <cuda_runtime_api.h>
 
@@ -15,36 +15,7 @@
 
 namespace lossd {
 
-// Thread-compatible.
-class PinnedBuffer {
- public:
-  static absl::StatusOr<PinnedBuffer> Create(uint64_t bytes) {
-    PinnedBuffer buffer;
-    LOSSD_RETURN_IF_CUDA_ERROR(cudaMallocHost(&buffer.data_, bytes), "allocate pinned memory");
-    buffer.bytes_ = bytes;
-    return buffer;
-  }
-  PinnedBuffer() = default;
-  ~PinnedBuffer() {
-    if (data_ != nullptr && !CudaIsUnloading()) cudaFreeHost(data_);
-  }
-  PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  uint64_t bytes_ = 0;
-};
-
-// Host memory of somebody else, page-locked while this lives. `owner` keeps the mapping open.
+// The memory is page-locked while this lives. `owner` keeps the mapping open.
 class HostRegistration {
  public:
   static absl::StatusOr<std::shared_ptr<const HostRegistration>> Create(
@@ -77,4 +48,4 @@ class HostRegistration {
 
 }  // namespace lossd
 
-#endif  // LOSSD_KERNELS_CUDA_PINNED_BUFFER_H_
+#endif  // LOSSD_KERNELS_CUDA_HOST_REGISTRATION_H_
