@@ -3,6 +3,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/exp_product.h"
+#include "kernels/cuda/exp_rows.h"
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/head_run.h"
 #include "kernels/cuda/pair_kernels.h"
@@ -21,6 +23,10 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareTopKKernel(), "load the kernels");
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareRowKernels(device->shared_bytes_per_block()),
                              "load the row kernels");
+  if (device->has_exp_product()) {
+    LOSSD_RETURN_IF_CUDA_ERROR(PrepareExpProduct(), "load the product with exponentials");
+    LOSSD_RETURN_IF_CUDA_ERROR(PrepareExpRows(), "load the product with exponentials");
+  }
   LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(device->shared_bytes_per_block()),
                              "load the pair's row kernels");
   head->largest_pair_cluster_ = LargestPairCluster(device->has_clusters());

@@ -90,14 +90,17 @@ __global__ void ZeroRowsKernel(const __grid_constant__ RowsView to, int64_t firs
 }
 
 // partials[part][j] over the part's rows.
-__global__ void SumColumnPartsKernel(PackedRows dz, float* partials) {
+__global__ void SumColumnPartsKernel(PackedRows dz, const float* factor, float* partials) {
   const int64_t j = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (j >= dz.width) return;
   const int64_t each = (dz.rows + kBiasParts - 1) / kBiasParts;
   const int64_t begin = blockIdx.y * each;
   const int64_t end = min(dz.rows, begin + each);
   float sum = 0;
-  for (int64_t r = begin; r < end; ++r) sum += LoadReal(dz.data, dz.dtype, r * dz.stride + j);
+  for (int64_t r = begin; r < end; ++r) {
+    const float f = factor == nullptr ? 1.0f : factor[r];
+    if (f != 0) sum += f * LoadReal(dz.data, dz.dtype, r * dz.stride + j);
+  }
   partials[blockIdx.y * dz.width + j] = sum;
 }
 
@@ -167,10 +170,10 @@ cudaError_t LaunchZeroRows(const RowsView& to, int64_t first, int64_t last,
 }
 
 cudaError_t LaunchSumColumns(const PackedRows& dz, float* partials, float* sums, bool accumulate,
-                             const float* alpha, cudaStream_t stream) {
+                             const float* alpha, const float* factor, cudaStream_t stream) {
   if (dz.width == 0) return cudaSuccess;
   const unsigned blocks = Blocks((dz.width + kThreads - 1) / kThreads);
-  SumColumnPartsKernel<<<dim3(blocks, kBiasParts), kThreads, 0, stream>>>(dz, partials);
+  SumColumnPartsKernel<<<dim3(blocks, kBiasParts), kThreads, 0, stream>>>(dz, factor, partials);
   SumPartsKernel<<<blocks, kThreads, 0, stream>>>(partials, dz.width, sums, accumulate, alpha);
   return cudaGetLastError();
 }

@@ -57,10 +57,11 @@ cudaError_t LaunchFinishRows(const RowsView& to, int64_t first, const PackedRows
 cudaError_t LaunchZeroRows(const RowsView& to, int64_t first, int64_t last,
                            const ResultRecord* record, cudaStream_t stream);
 
-// sums[j] (+)= alpha * sum of dz over rows, in a fixed order. `partials`: [kBiasParts, columns]. Null alpha: 1.
+// sums[j] (+)= alpha * sum of factor[r] dz over rows, in a fixed order. `partials`: [kBiasParts, columns]. Null alpha: 1, null factor: 1; a
+// factor of 0 takes no part.
 inline constexpr int kBiasParts = 16;
 cudaError_t LaunchSumColumns(const PackedRows& dz, float* partials, float* sums, bool accumulate,
-                             const float* alpha, cudaStream_t stream);
+                             const float* alpha, const float* factor, cudaStream_t stream);
 
 // From the largest |dz|: the power of two that brings it to 2^13 ... 2^14, and its inverse; dz_max becomes 0 again.
 struct DzScalars {

@@ -31,6 +31,11 @@ bool IsEven(const RowsView& view) {
 
 }  // namespace
 
+bool HeadRun::IsAligned(const RowsView& view) {
+  return IsEven(view) && reinterpret_cast<uintptr_t>(view.data) % 16 == 0 &&
+         (view.rows <= 1 || view.lead_strides[0] % 8 == 0);
+}
+
 bool HeadRun::IsDirect(const RowsView& view) const {
   return IsEven(view) && (view.dtype == DType::kF32 || view.dtype == product_);
 }
@@ -42,14 +47,17 @@ absl::Status HeadRun::Plan() {
       head_.hidden.dtype == head_.weight.dtype && head_.vocab * head_.hidden_size > kExactElements
           ? head_.hidden.dtype
           : DType::kF32;
+  exp_ = CanUseExp();
+  // The kernel with the epilogue multiplies every row alike.
+  const bool tiled = pass_.batch_invariant && !exp_;
   real_rows_ = rows.host_count >= 0 ? rows.host_count : head_.rows;
-  rows_ = pass_.batch_invariant ? RoundUp(real_rows_, kInvariantRows) : real_rows_;
+  rows_ = tiled ? RoundUp(real_rows_, kInvariantRows) : real_rows_;
   columns_ = head_.valid_columns;
   stride_ = RoundUp(head_.vocab, 64);
   x_stride_ = RoundUp(head_.hidden_size, 8);
   identity_ = real_rows_ == head_.rows;
-  gather_ = head_.hidden.dtype != product_ || !IsEven(head_.hidden) || !identity_ ||
-            pass_.batch_invariant;
+  gather_ = head_.hidden.dtype != product_ || !IsEven(head_.hidden) || !identity_ || tiled ||
+            (exp_ && !IsAligned(head_.hidden));
   convert_weight_ = head_.weight.dtype != product_ || !IsEven(head_.weight);
   if (gradients.any()) {
     dz_mode_ = product_ == DType::kF32    ? DzMode::kF32
@@ -62,6 +70,14 @@ absl::Status HeadRun::Plan() {
   }
   shape_ = ChooseRowShape(head_.vocab, device_.has_clusters(), device_.shared_bytes_per_block());
   if (rows_ == 0) return absl::OkStatus();
+  if (exp_) {
+    LOSSD_ASSIGN_OR_RETURN(const bool fits, PlanExp());
+    if (fits) return absl::OkStatus();
+    // Not even a few rows: the other way has smaller ones.
+    if (first_ != nullptr) return absl::OkStatus();
+    exp_allowed_ = false;
+    return Plan();
+  }
   LOSSD_RETURN_IF_ERROR(AllocateFixed());
   return PlanChunksOrFail();
 }
@@ -94,17 +110,20 @@ absl::Status HeadRun::AllocateFixed() {
                            arena.AllocateArray<StoredRow>(head_.rows, "the rows' coefficients"));
     LOSSD_RETURN_IF_ERROR(Launched(LaunchInitScalars(scalars_, stream_), "start the scale"));
   }
-  if (gradients.bias) {
-    LOSSD_ASSIGN_OR_RETURN(bias_sums_,
-                           arena.AllocateArray<float>(head_.vocab, "grad_bias in fp32"));
-    LOSSD_ASSIGN_OR_RETURN(
-        bias_partials_, arena.AllocateArray<float>(kBiasParts * head_.vocab, "parts of grad_bias"));
-  }
+  if (gradients.bias) LOSSD_RETURN_IF_ERROR(AllocateBiasSums());
   if (gradients.hidden && !dx_direct_) {
     dx_tile_rows_ = std::min(kDxTileRows, real_rows_);
     LOSSD_ASSIGN_OR_RETURN(dx_tile_, arena.Allocate(dx_tile_rows_ * x_stride_ * SizeOf(dx_dtype_),
                                                     "a tile of grad_hidden"));
   }
+  return absl::OkStatus();
+}
+
+absl::Status HeadRun::AllocateBiasSums() {
+  Arena& arena = device_.workspace();
+  LOSSD_ASSIGN_OR_RETURN(bias_sums_, arena.AllocateArray<float>(head_.vocab, "grad_bias in fp32"));
+  LOSSD_ASSIGN_OR_RETURN(
+      bias_partials_, arena.AllocateArray<float>(kBiasParts * head_.vocab, "parts of grad_bias"));
   return absl::OkStatus();
 }
 

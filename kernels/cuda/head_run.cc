@@ -41,6 +41,7 @@ absl::Status HeadRun::Launched(cudaError_t error, const char* what) const {
 std::string HeadRun::Describe() const {
   if (rows_ == 0) return "chunks=0";
   std::string text = absl::StrCat(plan_.Describe(), " products=", NameOf(product_));
+  if (exp_) absl::StrAppend(&text, " epilogue=exp");
   if (first_ != nullptr) absl::StrAppend(&text, " logits=kept");
   if (gather_) absl::StrAppend(&text, " gathered=", real_rows_);
   switch (weight_path_) {
@@ -96,9 +97,7 @@ absl::Status HeadRun::RunEmpty() {
   return absl::OkStatus();
 }
 
-absl::Status HeadRun::RunChunk(size_t number, int64_t begin) {
-  const std::vector<int64_t>& slices = plan_.slices[number];
-  const bool in_place = slices.size() == 1;
+absl::StatusOr<HeadRun::Chunk> HeadRun::MakeChunk(size_t number, int64_t begin) {
   Chunk chunk;
   chunk.begin = begin;
   chunk.rows = plan_.chunks[number];
@@ -113,6 +112,14 @@ absl::Status HeadRun::RunChunk(size_t number, int64_t begin) {
     chunk.x = {At(head_.hidden.data, product_, begin * stride), product_, stride, chunk.rows,
                head_.hidden_size};
   }
+  return chunk;
+}
+
+absl::Status HeadRun::RunChunk(size_t number, int64_t begin) {
+  LOSSD_ASSIGN_OR_RETURN(Chunk chunk, MakeChunk(number, begin));
+  if (exp_) return RunExpChunk(chunk);
+  const std::vector<int64_t>& slices = plan_.slices[number];
+  const bool in_place = slices.size() == 1;
   const int64_t logits_bytes = stride_ * 4;
   const DType dz_dtype = TypeOf(dz_mode_);
   const int64_t dz_stride = in_place && dz_dtype != DType::kF32 ? 2 * stride_ : stride_;
@@ -134,10 +141,10 @@ absl::Status HeadRun::RunChunk(size_t number, int64_t begin) {
 
   chunk.dz = {region_, dz_dtype, dz_stride, chunk.real, columns_};
   if (pass_.gradients.bias) {
-    LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchSumColumns(chunk.dz, bias_partials_, bias_sums_, !chunk.first,
-                                  scalars_ == nullptr ? nullptr : &scalars_->alpha, stream_),
-                 "add up grad_bias"));
+    LOSSD_RETURN_IF_ERROR(Launched(
+        LaunchSumColumns(chunk.dz, bias_partials_, bias_sums_, !chunk.first,
+                         scalars_ == nullptr ? nullptr : &scalars_->alpha, nullptr, stream_),
+        "add up grad_bias"));
   }
   if (pass_.gradients.weight) {
     LOSSD_ASSIGN_OR_RETURN(chunk.x, MakeCleanRows(chunk, in_place));

@@ -11,6 +11,7 @@
 #include "kernels/cuda/chunk_plan.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/exp_rows.h"
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/linear/head_backend.h"
@@ -33,6 +34,8 @@ class RowStep {
 // products' type; dX = dz W; dW = dz^T x, by beta = 1 from the second chunk on. Inputs of one 16-bit type are multiplied as they are;
 // anything else, and heads so small that speed is no matter, in fp32 (no TF32). fp16's dz is scaled by a power of two that the row
 // pass finds in a pass of its own, since 1e-5 times a probability is no fp16 number.
+// Where the GPU has it and the objective's gradient is c p - a [j = y], the logits product keeps exponentials in its epilogue instead
+// (exp_rows.h): no logits are stored, the row pass is gone, and dz is rounded once as before.
 // Rows whose gradient is zero take no part in the products: they may hold NaNs, and 0 times NaN is NaN.
 class HeadRun {
  public:
@@ -76,11 +79,24 @@ class HeadRun {
   bool PlanLargeChunks();
   bool PlanApart();
   absl::Status AllocateFixed();
+  absl::Status AllocateBiasSums();
+  // head_exp.cc
+  // Whether the copy engine takes rows of 16 bits from there.
+  static bool IsAligned(const RowsView& view);
+  bool CanUseExp() const;
+  absl::StatusOr<bool> PlanExp();
+  absl::Status AllocateExp();
+  int64_t ExpBytes(int64_t rows) const;
+  int64_t ExpLateBytes(int64_t rows) const;
+  absl::Status RunExpChunk(const Chunk& chunk);
+  absl::Status MultiplyExp(const Chunk& chunk, const ExpRows& rows, bool known);
+  absl::Status MakeExpGradients(const Chunk& chunk, const ExpRows& rows);
   absl::Status AllocateWeightPath();
   bool IsDirect(const RowsView& view) const;
   ChunkRequest MakeRequest() const;
 
   absl::Status RunEmpty();
+  absl::StatusOr<Chunk> MakeChunk(size_t number, int64_t begin);
   absl::Status RunChunk(size_t number, int64_t begin);
   absl::Status MakeLogits(const Chunk& chunk, int64_t done, int64_t rows, float* logits);
   // The part of a row pass that does not depend on what is made of the logits.
@@ -127,6 +143,8 @@ class HeadRun {
   WeightPath weight_path_ = WeightPath::kNone;
   DType dx_dtype_ = DType::kF32;
   bool dx_direct_ = false;
+  bool exp_allowed_ = true;
+  bool exp_ = false;
   ChunkPlan plan_;
   // Rows of a slice whose logits lie behind the dz rows of the whole chunk; 0: dz is written over the logits.
   int64_t apart_rows_ = 0;
@@ -147,6 +165,10 @@ class HeadRun {
   int64_t dx_tile_rows_ = 0;
   std::byte* x_ = nullptr;       // gathered rows of a chunk
   std::byte* region_ = nullptr;  // logits, dz
+  // Of exp_: arrays for the largest chunk. late_ holds the sums, then the scaled rows, then a tile of grad_hidden.
+  ExpRows exp_rows_;
+  const float* exp_bias_ = nullptr;
+  std::byte* late_ = nullptr;
 };
 
 }  // namespace lossd

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/row_kernel.cuh"
 #include "kernels/cuda/row_kernels.h"
+#include "kernels/objectives/program_needs.h"
 
 namespace lossd {
 namespace {
@@ -297,31 +298,11 @@ __global__ void __launch_bounds__(kRowThreads, 3)
   if (alone) cluster.Sync();
 }
 
-// Whether a program reads more than max, sum_exp and target_d.
+// Whether a program reads more than max, sum_exp and target_d. A maximum is a maximum here.
 template <class Program>
-bool ReadsAllSums(const Program&) {
-  return !Program::kKnowsStatistics;
+bool ReadsAllSums(const Program& program) {
+  return StatisticsReadBy(program) != StatisticsRead::kExp;
 }
-bool ReadsAllSums(const CrossEntropyRows& rows) {
-  return rows.entropy || rows.argmax || rows.metrics || rows.smoothing != 0;
-}
-
-bool ReadsAllSums(const LogprobRows& rows) {
-  return rows.entropy || rows.lse2 || rows.log_sum_p2 || rows.argmax || rows.correct ||
-         rows.mean_logit || rows.vocab_stats;
-}
-bool ReadsAllSums(const KeepStatisticsRows& rows) { return rows.all_sums; }
-
-bool ReadsAllSums(const PolicyRows& rows) { return rows.problem.ReadsAllSums(); }
-
-// Whether the gradient has no terms but c p and that of the target. Without all sums no program here has others.
-template <class Program>
-bool HasPlainGradient(const Program& program) {
-  return !ReadsAllSums(program);
-}
-bool HasPlainGradient(const BackwardRows&) { return false; }
-bool HasPlainGradient(const StoredRows&) { return false; }
-bool HasPlainGradient(const KeptGradientRows& rows) { return rows.d_entropy == nullptr; }
 
 // The common case: the loss and log-probabilities, gradients in bf16, and nothing rarer.
 template <class Program>
@@ -329,7 +310,8 @@ bool IsLean(const RowPass& pass, const Program& program, const RowShape& shape) 
   const RowColumns& columns = pass.columns;
   return shape.on_chip && !pass.head.bias && pass.head.softcap <= 0 &&
          pass.column_weight == nullptr && !columns.ids_logprob && !columns.d_ids_logprob &&
-         !columns.topk_ids && !columns.topk_logprob && HasPlainGradient(program) &&
+         !columns.topk_ids && !columns.topk_logprob && !ReadsAllSums(program) &&
+         HasPlainGradient(program) &&
          (pass.dz_mode == DzMode::kNone || pass.dz_mode == DzMode::kBF16);
 }
 

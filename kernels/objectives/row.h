@@ -9,10 +9,12 @@
 
 namespace lossd {
 
-// Sums over the valid columns of one row of logits z, all relative to the row's maximum so that a common offset costs nothing.
+// Sums over the valid columns of one row of logits z, all relative to the row's maximum so that a common offset costs nothing; or to
+// another logit of the row, and then largest_d says how far the maximum is above it, where it is asked for.
 // fp32 from unrounded logits. Names as in the columns of vocab_stats.
 struct RowStatistics {
   float max = 0;        // m
+  float largest_d = 0;  // largest z - m
   float sum_exp = 1;    // S = sum exp(z - m)
   float sum_exp_d = 0;  // sum exp(z - m) (z - m)
   float sum_exp_2 = 1;  // sum exp(2 (z - m))
@@ -38,7 +40,7 @@ struct RowStatistics {
   }
   LOSSD_HD float LogSumP2() const { return logf(sum_exp_2) - 2 * logf(sum_exp); }
   LOSSD_HD float Lse2() const { return 2 * max + logf(sum_exp_2); }
-  LOSSD_HD float MaxProb() const { return 1 / sum_exp; }
+  LOSSD_HD float MaxProb() const { return expf(largest_d) / sum_exp; }
   // valid: number of valid ids, K.
   LOSSD_HD float MeanLogit(int64_t valid) const { return max + sum_d / static_cast<float>(valid); }
 };

@@ -1,5 +1,5 @@
 // LinearCrossEntropy, forward and backward, beside the three cuBLASLt products of the same shape: interleaved, hot, medians.
-// Usage: bench_head [rows hidden vocab workspace_bytes [seconds]]
+// Usage: bench_head [rows hidden vocab workspace_bytes [seconds [times]]]; with a last argument without the errors against float64.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -20,10 +20,11 @@ namespace {
 // rounds logits to bf16.
 void PrintErrors(const BenchData& data, const std::vector<float>& grad_hidden_rows,
                  const std::vector<int64_t>& rows, const std::vector<float>& grad_weight_rows,
-                 const std::vector<int64_t>& ids, const std::vector<float>& lse, double scale) {
+                 const std::vector<int64_t>& ids, const std::vector<float>& lse,
+                 const std::vector<float>& logprob, double scale) {
   const int64_t h = data.hidden_size;
   std::vector<double> errors(rows.size()), norms(rows.size()), peers(rows.size()),
-      lse_errors(rows.size());
+      lse_errors(rows.size()), logprob_errors(rows.size());
   InParallel(static_cast<int64_t>(rows.size()), [&](int64_t r) {
     const int64_t i = rows[r];
     std::vector<double> z(data.vocab), want(h), peer(h);
@@ -33,6 +34,8 @@ void PrintErrors(const BenchData& data, const std::vector<float>& grad_hidden_ro
     for (const double v : z) sum += std::exp(v - max);
     for (const double v : z) rounded_sum += std::exp(FromBf16(ToBf16(static_cast<float>(v))) - max);
     lse_errors[r] = std::abs(lse[i] - max - std::log(sum));
+    const double want_logprob = z[data.target[i]] - max - std::log(sum);
+    logprob_errors[r] = (logprob[i] - want_logprob) / want_logprob;
     for (int64_t j = 0; j < data.vocab; ++j) {
       const double hit = j == data.target[i] ? 1 : 0;
       const double g = scale * (std::exp(z[j] - max) / sum - hit);
@@ -74,10 +77,14 @@ void PrintErrors(const BenchData& data, const std::vector<float>& grad_hidden_ro
     return sum;
   };
   std::printf(
-      "  error against float64: dX %.2e (bf16 logits: %.2e), dW %.2e, lse at most %.1e nats\n",
+      "  error against float64: dX %.2e (bf16 logits: %.2e), dW %.2e, lse at most %.1e nats, "
+      "log-probability at most %.1e and on average %.1e of it\n",
       std::sqrt(total(errors) / total(norms)), std::sqrt(total(peers) / total(norms)),
       std::sqrt(total(weight_errors) / total(weight_norms)),
-      *std::max_element(lse_errors.begin(), lse_errors.end()));
+      *std::max_element(lse_errors.begin(), lse_errors.end()),
+      std::max(*std::max_element(logprob_errors.begin(), logprob_errors.end()),
+               -*std::min_element(logprob_errors.begin(), logprob_errors.end())),
+      total(logprob_errors) / static_cast<double>(rows.size()));
 }
 
 template <class T>
@@ -114,6 +121,7 @@ int Main(int argc, char** argv) {
   const uint64_t hidden = regions.Add(n * h * 2), weight = regions.Add(v * h * 2),
                  target = regions.Add(n * 4), dx = regions.Add(n * h * 2),
                  dw = regions.Add(v * h * 4), loss = regions.Add(256), lse = regions.Add(n * 4),
+                 entropy = regions.Add(n * 4), logprob = regions.Add(n * 4),
                  logits = regions.Add(n * v * 2), dw16 = regions.Add(v * h * 2),
                  dx16 = regions.Add(n * h * 2);
   Check(cudaMemcpy(regions.data(hidden), data.hidden.data(), n * h * 2, cudaMemcpyHostToDevice));
@@ -130,7 +138,7 @@ int Main(int argc, char** argv) {
                                   regions.data(dx16),
                                   regions.data(dw16)};
   v1::Op ops[3];
-  const char* names[] = {"grad_weight f32 ", "grad_weight bf16", "forward only    "};
+  const char* names[] = {"grad_weight f32 ", "grad_weight bf16", "forward, entropy"};
   for (int i = 0; i < 3; ++i) {
     v1::LinearCrossEntropy& op = *ops[i].mutable_linear_cross_entropy();
     Describe(op.mutable_linear()->mutable_hidden(), v1::BF16, {n, h}, hidden);
@@ -138,9 +146,13 @@ int Main(int argc, char** argv) {
     Describe(op.mutable_head()->mutable_target(), v1::I32, {n}, target);
     Describe(op.mutable_loss(), v1::F32, {1}, loss);
     Describe(op.mutable_lse(), v1::F32, {n}, lse);
+    Describe(op.mutable_logprob(), v1::F32, {n}, logprob);
     op.set_reduction(v1::REDUCTION_MEAN);
     op.set_denominator(static_cast<double>(n));
-    if (i == 2) continue;
+    if (i == 2) {
+      Describe(op.mutable_entropy(), v1::F32, {n}, entropy);
+      continue;
+    }
     Describe(op.mutable_gradients()->mutable_grad_hidden(), v1::BF16, {n, h}, dx);
     Describe(op.mutable_gradients()->mutable_grad_weight(), i == 0 ? v1::F32 : v1::BF16, {v, h},
              dw);
@@ -167,7 +179,7 @@ int Main(int argc, char** argv) {
     run(0, true);
   }
   PrintClocks();
-  const char* rows[] = {"grad_weight f32 ", "grad_weight bf16", "forward only    ",
+  const char* rows[] = {"grad_weight f32 ", "grad_weight bf16", "forward, entropy",
                         "f32, enqueued   "};
   const auto run_products = [&] { Check(products.Run(reference, stream)); };
   const auto run_row = [&](int i) { run(i % 3, i < 3); };
@@ -175,7 +187,7 @@ int Main(int argc, char** argv) {
   // and what ran before decides about the clock.
   for (const bool preceded : {false, true}) {
     std::printf("  %s\n", preceded ? "each after an untimed run of itself" : "plain interleaving");
-    std::vector<double> products_times, first_choice_times, times[4];
+    std::vector<double> products_times, first_choice_times, logits_times[2], times[4];
     for (const auto start = std::chrono::steady_clock::now();
          std::chrono::steady_clock::now() - start < std::chrono::seconds(seconds);) {
       for (int i = 0; i < 4; ++i) {
@@ -186,21 +198,34 @@ int Main(int argc, char** argv) {
           if (preceded) run_first();
           first_choice_times.push_back(timer.Milliseconds(stream, run_first));
         }
+        if (i == 2) {
+          for (int k = 0; k < 2; ++k) {
+            const auto run_logits = [&] {
+              Check(products.RunLogits(k == 0 ? first_choice : reference, stream));
+            };
+            if (preceded) run_logits();
+            logits_times[k].push_back(timer.Milliseconds(stream, run_logits));
+          }
+        }
         if (preceded) run_row(i);
         times[i].push_back(timer.Milliseconds(stream, [&] { run_row(i); }));
       }
     }
-    double base = 0, median = 0;
+    double base = 0, median = 0, logits[2] = {};
     std::printf("  products          %s\n", Summary(first_choice_times, &median).c_str());
     std::printf("    by our table    %s\n", Summary(products_times, &base).c_str());
     const double first_choice_ms = median;
+    std::printf("  logits alone      %s\n", Summary(logits_times[0], &logits[0]).c_str());
+    std::printf("    by our table    %s\n", Summary(logits_times[1], &logits[1]).c_str());
     for (int i = 0; i < 4; ++i) {
       const std::string text = Summary(times[i], &median);
-      std::printf("  %s  %s  ratio %.3f (%.3f)\n", rows[i], text.c_str(), median / first_choice_ms,
-                  median / base);
+      std::printf("  %s  %s  ratio %.3f (%.3f)\n", rows[i], text.c_str(),
+                  median / (i == 2 ? logits[0] : first_choice_ms),
+                  median / (i == 2 ? logits[1] : base));
     }
     PrintClocks();
   }
+  if (argc > 6) return 0;
   std::vector<int64_t> sample_rows, ids;
   for (int64_t i = 0; i < 16; ++i) sample_rows.push_back((i * (n / 16) + i) % n);
   for (int64_t i = 0; i < 8; ++i) ids.push_back(i * i % v);
@@ -220,7 +245,8 @@ int Main(int argc, char** argv) {
       dw_rows.insert(dw_rows.end(), row.begin(), row.end());
     }
     std::printf("  %s loss %.6f\n", names[i], value);
-    PrintErrors(data, dx_rows, sample_rows, dw_rows, ids, all_lse, 1.0 / static_cast<double>(n));
+    PrintErrors(data, dx_rows, sample_rows, dw_rows, ids, all_lse,
+                ReadFloats<float>(regions.data(logprob), 0, n), 1.0 / static_cast<double>(n));
   }
   return 0;
 }

@@ -20,14 +20,20 @@ struct BenchProducts {
   void* grad_hidden = nullptr;   // bf16
   void* grad_weight = nullptr;   // bf16
 
-  absl::Status Run(CublasLt& products, cudaStream_t stream) const {
+  absl::Status RunLogits(CublasLt& products, cudaStream_t stream) const {
     Product product;
     product.inputs = product.output = DType::kBF16;
     product.m = rows, product.n = vocab, product.k = hidden_size;
     product.a = {hidden, hidden_size, false};
     product.b = {weight, hidden_size, true};
     product.d = logits, product.d_stride = vocab;
-    LOSSD_RETURN_IF_ERROR(products.Run(product, stream));
+    return products.Run(product, stream);
+  }
+
+  absl::Status Run(CublasLt& products, cudaStream_t stream) const {
+    LOSSD_RETURN_IF_ERROR(RunLogits(products, stream));
+    Product product;
+    product.inputs = product.output = DType::kBF16;
     product.m = rows, product.n = hidden_size, product.k = vocab;
     product.a = {logits, vocab, false};
     product.b = {weight, hidden_size, false};

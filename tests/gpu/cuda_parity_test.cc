@@ -107,11 +107,13 @@ struct Shape {
   uint64_t small_workspace;  // makes several chunks
 };
 
-// Reason beside each: the exact path; the library's 16-bit path with an odd hidden size; a ragged vocabulary over two blocks; many rows.
+// Reason beside each: the exact path; the library's 16-bit path with an odd hidden size; a ragged vocabulary over two blocks; many rows;
+// several tiles of rows and columns, none of them whole.
 constexpr Shape kExact = {7, 5, 11, 0};
 constexpr Shape kOdd = {130, 77, 1000, 540000};
 constexpr Shape kRagged = {40, 64, 32777, 4900000};
 constexpr Shape kRows = {700, 96, 1536, 3 << 20};
+constexpr Shape kTiles = {300, 72, 1000, 1400000};
 
 std::string OutputsOf(const std::string& op) {
   const std::string gradients = "grad_hidden grad_weight grad_bias";
@@ -239,6 +241,7 @@ class ParityTest : public testing::Test {
         const bool head = got->plan().find("chunks=") != std::string::npos;
         if (head && got->plan().find("chunks=1x") == std::string::npos) ++chunked_;
         sliced_ += got->plan().find("slices=") != std::string::npos ? 1 : 0;
+        exps_ += got->plan().find("epilogue=exp") != std::string::npos ? 1 : 0;
         accumulators_ += got->plan().find("accumulator") != std::string::npos ? 1 : 0;
         for (const auto& [output, tensor] : want->outputs()) {
           const double distance =
@@ -265,7 +268,8 @@ class ParityTest : public testing::Test {
       std::cout << "  worst " << what << ": " << distance << "\n";
     }
     std::cout << "  " << compared_ << " comparisons, " << chunked_ << " in several chunks, "
-              << accumulators_ << " with an accumulator\n";
+              << accumulators_ << " with an accumulator, " << exps_
+              << " with exponentials in the epilogue\n";
     EXPECT_GT(chunked_ + sliced_, 0);
   }
 
@@ -276,6 +280,7 @@ class ParityTest : public testing::Test {
   int compared_ = 0;
   int chunked_ = 0;
   int accumulators_ = 0;
+  int exps_ = 0;
   int sliced_ = 0;
 };
 
@@ -284,6 +289,7 @@ TEST_F(ParityTest, EveryOptionInEveryType) {
     for (const v1::DType model : {v1::F32, v1::BF16, v1::F16}) {
       Compare(c, kExact, model);
       Compare(c, kOdd, model);
+      if (model == v1::BF16) Compare(c, kTiles, model);
     }
   }
 }
@@ -407,6 +413,70 @@ INSTANTIATE_TEST_SUITE_P(
                              "student_kind=LOGITS teacher_kind=LOGITS direction=REVERSE"},
                     LeanCase{"JensenShannon", "student_kind=LOGITS teacher_kind=LOGITS beta=0.4"},
                     LeanCase{"TotalVariation", "student_kind=LOGITS teacher_kind=LOGITS"}));
+
+// The product with exponentials in its epilogue where a row's reference, its target's logit, lies far below the largest logit; where rows that
+// do not count hold NaNs; and where a row's gradient is zero though its logits are none.
+class ExpEpilogueTest : public testing::Test {
+ protected:
+  static constexpr int64_t kRowCount = 600;
+
+  v1::Op Build(const char* inputs, double scale) {
+    const OptionCase option_case = {"LinearCrossEntropy", inputs, "", "", ""};
+    v1::Op op = BuildCase(cpu_.registry(), option_case, {kRowCount, 72, 1000, 0}, v1::BF16);
+    op.mutable_linear_cross_entropy()->clear_label_smoothing();
+    v1::Tensor* hidden = op.mutable_linear_cross_entropy()->mutable_linear()->mutable_hidden();
+    std::vector<double> values = Elements(*hidden);
+    // Every third row by so much.
+    for (size_t i = 0; i < values.size(); ++i) values[i] *= i / 72 % 3 == 0 ? scale : 1;
+    SetElements(values, hidden);
+    return op;
+  }
+  void Compare(const v1::Op& op) {
+    const auto want = cpu_.Run(op);
+    ASSERT_TRUE(want.ok()) << want.status();
+    for (const Way way : {Way::kInMemory, Way::kEnqueued}) {
+      const auto got = RunBy(runner_, way, op);
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_THAT(got->plan(), testing::HasSubstr("epilogue=exp"));
+      for (const auto& [output, tensor] : want->outputs()) {
+        EXPECT_LE(Distance(got->outputs().at(output), tensor, false),
+                  ToleranceOf("", output, v1::BF16))
+            << NameOf(way) << " " << output;
+      }
+    }
+  }
+
+  LocalRunner cpu_{uint64_t{1} << 30};
+  CudaRunner runner_{uint64_t{256} << 20};
+};
+
+TEST_F(ExpEpilogueTest, ImpossibleTokens) {
+  for (const double scale : {10.0, 40.0, 1000.0}) Compare(Build("target", scale));
+  Compare(Build("target bias", 40));
+}
+
+TEST_F(ExpEpilogueTest, RowsOfNaN) {
+  v1::Op op = Build("target mask d_loss", 1);
+  v1::LinearCrossEntropy& request = *op.mutable_linear_cross_entropy();
+  request.set_reduction(v1::REDUCTION_NONE);
+  request.clear_loss();
+  const std::vector<double> mask = Elements(request.head().mask());
+  v1::Tensor* d_loss = request.mutable_d_loss();
+  d_loss->set_shape(0, kRowCount);
+  std::vector<double> upstream(kRowCount, 0.3);
+  std::vector<double> hidden = Elements(request.linear().hidden());
+  int uncounted = 0;
+  for (int64_t r = 0; r < kRowCount; ++r) {
+    const bool dead = r % 5 == 1;
+    uncounted += mask[r] == 0;
+    if (dead) upstream[r] = 0;
+    if (dead || mask[r] == 0) std::fill_n(hidden.begin() + r * 72, 72, NAN);
+  }
+  ASSERT_GT(uncounted, 0);
+  SetElements(upstream, d_loss);
+  SetElements(hidden, request.mutable_linear()->mutable_hidden());
+  Compare(op);
+}
 
 // A row's log-probability has the same bits in any call, by any operation.
 struct InvarianceCase {

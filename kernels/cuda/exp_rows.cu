@@ -1,0 +1,431 @@
+#include <algorithm>
+#include <climits>
+#include <variant>
+
+#include "kernels/cuda/exp_rows.h"
+#include "kernels/cuda/real.cuh"
+
+namespace lossd {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPairRows = 2 * kExpTileRows;
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+// What a product over one column of the hidden size loses, relative to its result: random data, H 512 to 8192, H200.
+constexpr float kLostPart = 9.3e-10f;
+// Parts of a row's tiles that are added up beside each other.
+constexpr int kParts = 8;
+// Rows of a block of the totals.
+constexpr int kTotalRows = 32;
+static_assert(kPairRows % kTotalRows == 0);
+// A row whose gradient is the target's entry alone gets so much of the others.
+constexpr float kLeastShare = 0x1p-20f;
+// A row whose e adds up to less has none that is infinite, in bf16 either.
+constexpr float kLargestFinite = 0x1p127f;
+
+__device__ float4 Widen(uint2 v) {
+  const float2 low = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
+  const float2 high = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+__device__ uint2 Narrow(float4 v) {
+  const __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y);
+  const __nv_bfloat162 high = __floats2bfloat162_rn(v.z, v.w);
+  return make_uint2(*reinterpret_cast<const uint32_t*>(&low),
+                    *reinterpret_cast<const uint32_t*>(&high));
+}
+
+// Column of the row's target among those held here; -1: none.
+__device__ int TargetColumn(const HeadProblem& head, int64_t row) {
+  if (!head.target) return -1;
+  const int64_t column = head.target.Index(row) - head.vocab_start;
+  return column >= 0 && column < head.valid_columns ? static_cast<int>(column) : -1;
+}
+
+// Raw logit of a column, by a warp.
+__device__ float Dot(const ExpRows& in, int64_t r, int column) {
+  const uint16_t* x = in.x + r * in.x_stride;
+  const auto* w =
+      static_cast<const uint16_t*>(in.head.weight.data) + column * in.head.weight.lead_strides[0];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = 0;
+#pragma unroll 4
+  for (int64_t k = 4 * lane; k < in.head.hidden_size; k += 128) {
+    const float4 a = Widen(*reinterpret_cast<const uint2*>(x + k));
+    const float4 b = Widen(*reinterpret_cast<const uint2*>(w + k));
+    sum = fmaf(a.x, b.x, sum);
+    sum = fmaf(a.y, b.y, sum);
+    sum = fmaf(a.z, b.z, sum);
+    sum = fmaf(a.w, b.w, sum);
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (in.head.bias)
+    sum += LoadReal(in.head.bias.data, in.head.bias.dtype, column * in.head.bias.lead_strides[0]);
+  return sum;
+}
+
+// A warp for each row.
+template <class Program>
+__global__ void __launch_bounds__(kThreads)
+    ReferencesKernel(const __grid_constant__ ExpRows in, const __grid_constant__ Program program) {
+  const int64_t r = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (r == 0 && lane == 0) *in.pair_count = 0;
+  if (r >= in.rows) return;
+  if (r % kPairRows == 0 && lane == 0) in.repaired[r / kPairRows] = 0;
+  const int64_t row = in.index[r];
+  // Of a row that is none: far above whatever its logits are, so that e is 0.
+  float slope = 1;
+  float reference = 0x1p14f;
+  int target = -1;
+  float target_z = 0;
+  if (row >= 0 && in.record->code == 0 && in.head.valid_columns > 0) {
+    slope = in.head.logit_scale / in.head.Temperature(row);
+    target = TargetColumn(in.head, row);
+    float z = 0;
+    if (target >= 0 || !Program::kKnowsStatistics) z = slope * Dot(in, r, max(target, 0));
+    if (target >= 0) target_z = z;
+    if constexpr (Program::kKnowsStatistics) z = program.KnownStatistics(row).max;
+    // A logit of -infinity is no reference.
+    reference = isfinite(z) ? z : 0.0f;
+  }
+  if (lane != 0) return;
+  in.slope[r] = slope * kLog2E * (1 + kLostPart * static_cast<float>(in.head.hidden_size));
+  in.reference[r] = __fmul_rn(reference, kLog2E);
+  in.target[r] = target;
+  in.target_z[r] = target_z;
+  in.largest[r] = 0;
+}
+
+// Sum k of a row over the tiles of a part.
+__device__ float PartOf(const ExpRows& in, int k, int64_t r, int part) {
+  const float* sums = in.sums + (int64_t{k} * in.tiles) * in.rows + r;
+  float sum = 0;
+#pragma unroll 4
+  for (int tile = part; tile < in.tiles; tile += kParts) sum = __fadd_rn(sum, sums[tile * in.rows]);
+  return sum;
+}
+
+struct LargestColumn {
+  float d = -INFINITY;
+  int column = INT_MAX;
+
+  __device__ void Add(float other_d, int other_column) {
+    if (other_d > d || (other_d == d && other_column < column)) {
+      d = other_d;
+      column = other_column;
+    }
+  }
+};
+__device__ LargestColumn LargestOf(const ExpRows& in, int64_t r, int part) {
+  const float* d = in.sums + (int64_t{kLargestD} * in.tiles) * in.rows + r;
+  const float* column = in.sums + (int64_t{kLargestColumn} * in.tiles) * in.rows + r;
+  LargestColumn out;
+  for (int tile = part; tile < in.tiles; tile += kParts)
+    out.Add(d[tile * in.rows], __float_as_int(column[tile * in.rows]));
+  return out;
+}
+
+// A row with a larger logit than its reference allows. One with an infinite logit has no statistics: nothing helps it.
+__device__ void Repair(const ExpRows& in, int64_t r) {
+  const float largest = __int_as_float(in.largest[r]);
+  if (!(largest > 0 && largest < INFINITY)) return;
+  in.reference[r] += largest;
+  const int pair = static_cast<int>(r / kPairRows);
+  if (atomicExch(in.repaired + pair, 1) == 0) in.pairs[atomicAdd(in.pair_count, 1)] = pair;
+}
+
+// A thread has one row and one part of its tiles.
+__global__ void __launch_bounds__(kThreads) TotalsKernel(const __grid_constant__ ExpRows in) {
+  static_assert(kThreads == kTotalRows * kParts);
+  __shared__ float parts[kParts][kTotalRows];
+  __shared__ int columns[kParts][kTotalRows];
+  const int lane = static_cast<int>(threadIdx.x) % kTotalRows;
+  const int part = static_cast<int>(threadIdx.x) / kTotalRows;
+  const int64_t r = blockIdx.x * int64_t{kTotalRows} + lane;
+  const bool has_row = r < in.rows;
+  const int count = in.which == ExpSums::kExp ? 1 : in.which == ExpSums::kEntropy ? 2 : 4;
+  for (int k = 0; k < count; ++k) {
+    if (has_row) parts[part][lane] = PartOf(in, k, r, part);
+    __syncthreads();
+    if (part == 0 && has_row) {
+      float sum = 0;
+      for (int p = 0; p < kParts; ++p) sum = __fadd_rn(sum, parts[p][lane]);
+      in.totals[k * in.rows + r] = sum;
+      if (k == 0) Repair(in, r);
+    }
+    __syncthreads();
+  }
+  if (in.which != ExpSums::kAll) return;
+  if (has_row) {
+    const LargestColumn largest = LargestOf(in, r, part);
+    parts[part][lane] = largest.d;
+    columns[part][lane] = largest.column;
+  }
+  __syncthreads();
+  if (part != 0 || !has_row) return;
+  LargestColumn largest;
+  for (int p = 0; p < kParts; ++p) largest.Add(parts[p][lane], columns[p][lane]);
+  in.totals[kLargestD * in.rows + r] = largest.d;
+  in.totals[kLargestColumn * in.rows + r] = __int_as_float(largest.column);
+}
+
+// The totals of a row, by one thread where its tiles were computed anew: in the same order.
+__device__ float TotalOf(const ExpRows& in, int k, int64_t r, bool anew) {
+  if (!anew) return in.totals[k * in.rows + r];
+  float sum = 0;
+  for (int part = 0; part < kParts; ++part) sum = __fadd_rn(sum, PartOf(in, k, r, part));
+  return sum;
+}
+__device__ LargestColumn LargestTotal(const ExpRows& in, int64_t r, bool anew) {
+  LargestColumn largest;
+  if (!anew) {
+    largest.Add(in.totals[kLargestD * in.rows + r],
+                __float_as_int(in.totals[kLargestColumn * in.rows + r]));
+    return largest;
+  }
+  for (int part = 0; part < kParts; ++part) {
+    const LargestColumn of = LargestOf(in, r, part);
+    largest.Add(of.d, of.column);
+  }
+  return largest;
+}
+
+// In units of log 2. Exactly 0 where the reference is the target's logit: the same product, not contracted.
+__device__ float ExactTargetD(const ExpRows& in, int64_t r) {
+  return __fsub_rn(__fmul_rn(in.target_z[r], kLog2E), in.reference[r]);
+}
+
+__device__ RowStatistics StatisticsOf(const ExpRows& in, int64_t r, bool owns_target) {
+  const bool anew = in.repaired[r / kPairRows] != 0;
+  RowStatistics stats;
+  stats.max = in.reference[r] * kLn2;
+  stats.owns_target = owns_target;
+  // The target's logit as the product has it gives way to the exact one.
+  float d = 0, old_d = 0, e = 0, old_e = 0;
+  if (owns_target) {
+    d = ExactTargetD(in, r);
+    old_d = in.target_d[r];
+    e = exp2f(d);
+    old_e = exp2f(old_d);
+    stats.target_d = kLn2 * d;
+  }
+  stats.sum_exp = TotalOf(in, kSumExp, r, anew) - old_e + e;
+  if (in.which != ExpSums::kExp) {
+    const float sum = TotalOf(in, kSumExpD, r, anew);
+    stats.sum_exp_d = kLn2 * (e > 0 && old_e > 0 ? sum - old_e * old_d + e * d : sum);
+  }
+  if (in.which == ExpSums::kAll) {
+    stats.sum_exp_2 = TotalOf(in, kSumExp2, r, anew) - old_e * old_e + e * e;
+    const float sum = TotalOf(in, kSumD, r, anew);
+    stats.sum_d = kLn2 * (isfinite(d) ? sum - old_d + d : sum);
+    const LargestColumn largest = LargestTotal(in, r, anew);
+    stats.largest_d = kLn2 * largest.d;
+    if (largest.column != INT_MAX)
+      stats.argmax = static_cast<int>(in.head.vocab_start) + largest.column;
+  }
+  // A NaN or +infinity logit, or none above -infinity.
+  if (!(stats.sum_exp > 0 && stats.sum_exp < INFINITY)) {
+    stats.max = stats.sum_exp == 0 ? -INFINITY : NAN;
+    stats.sum_exp = stats.sum_exp_d = stats.sum_exp_2 = NAN;
+    stats.sum_d = stats.target_d = stats.largest_d = NAN;
+    stats.argmax = -1;
+    stats.degenerate = true;
+  }
+  return stats;
+}
+
+// The row's factor, and the target's entry of e.
+__device__ float Factor(const ExpRows& in, int64_t r, int target, const RowCoefficients& k,
+                        float sum_exp, float slope) {
+  float c = k.c;
+  if (target < 0) return c / sum_exp * slope;
+  if (fabsf(c) < kLeastShare * fabsf(k.a)) c = copysignf(kLeastShare * k.a, c == 0 ? k.a : c);
+  float rounded = 1;
+  float entry = 1;
+  if (k.a != 0) {
+    entry = exp2f(ExactTargetD(in, r)) - k.a * sum_exp / c;
+    const __nv_bfloat16 stored = __float2bfloat16_rn(entry);
+    rounded = __bfloat162float(stored);
+    reinterpret_cast<__nv_bfloat16*>(in.e)[r * in.e_stride + target] = stored;
+  }
+  return c / sum_exp * slope * (rounded == 0 ? 1.0f : entry / rounded);
+}
+
+constexpr int kAnswerRows = 128;
+
+// A thread for each row; then the rows to clear by the whole block.
+template <class Program>
+__global__ void __launch_bounds__(kAnswerRows)
+    AnswersKernel(const __grid_constant__ ExpRows in, const __grid_constant__ Program program) {
+  __shared__ int clear[kAnswerRows];
+  const int64_t r = blockIdx.x * int64_t{kAnswerRows} + threadIdx.x;
+  bool clears = false;
+  if (r < in.rows) {
+    const int64_t row = in.index[r];
+    float factor = 0;
+    if (row >= 0 && in.record->code == 0) {
+      const int target = in.target[r];
+      RowStatistics stats;
+      if constexpr (Program::kKnowsStatistics) {
+        stats = program.KnownStatistics(row);
+      } else {
+        stats = StatisticsOf(in, r, target >= 0);
+      }
+      const RowCoefficients k = program.Row(row, stats);
+      if (in.e != nullptr && !k.IsZero())
+        factor =
+            Factor(in, r, target, k, stats.sum_exp, in.head.logit_scale / in.head.Temperature(row));
+    }
+    if (in.e != nullptr) {
+      in.factor[r] = factor;
+      in.live[r] = factor != 0 ? 1 : 0;  // also of a NaN
+      // 0 times what is not finite is not 0.
+      clears = factor == 0 &&
+               !(TotalOf(in, kSumExp, r, in.repaired[r / kPairRows] != 0) < kLargestFinite);
+    }
+  }
+  if (in.e == nullptr) return;
+  clear[threadIdx.x] = clears ? 1 : 0;
+  if (!__syncthreads_or(clears)) return;
+  for (int i = 0; i < kAnswerRows; ++i) {
+    if (clear[i] == 0) continue;
+    uint4* e =
+        reinterpret_cast<uint4*>(in.e + (blockIdx.x * int64_t{kAnswerRows} + i) * in.e_stride);
+    for (int64_t j = threadIdx.x; j < in.e_stride / 8; j += kAnswerRows)
+      e[j] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// 4 numbers a thread; a block for each row.
+__global__ void __launch_bounds__(kThreads)
+    ScaleRowsKernel(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,
+                    int64_t width, const float* factor) {
+  const int64_t r = blockIdx.x;
+  const float f = factor[r];
+  for (int64_t k = 4 * threadIdx.x; k < width; k += 4 * kThreads) {
+    float4 v = make_float4(0, 0, 0, 0);
+    if (f != 0) {
+      v = Widen(*reinterpret_cast<const uint2*>(x + r * x_stride + k));
+      v = make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
+    }
+    *reinterpret_cast<uint2*>(to + r * to_stride + k) = Narrow(v);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ScatterScaledKernel(const __grid_constant__ RowsView to, const float* from, int64_t from_stride,
+                        int64_t width, const int32_t* index, const float* factor,
+                        const ResultRecord* record) {
+  const int64_t r = blockIdx.x;
+  const int64_t row = index[r];
+  if (row < 0 || record->code != 0) return;
+  const float f = factor[r];
+  char* out = static_cast<char*>(to.data) + to.Offset(row) * static_cast<int64_t>(SizeOf(to.dtype));
+  const float* in = from + r * from_stride;
+  if (to.dtype == DType::kBF16 && reinterpret_cast<uintptr_t>(out) % 8 == 0 && width % 4 == 0) {
+    for (int64_t k = 4 * threadIdx.x; k < width; k += 4 * kThreads) {
+      float4 v = make_float4(0, 0, 0, 0);
+      if (f != 0) {
+        v = *reinterpret_cast<const float4*>(in + k);
+        v = make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
+      }
+      *reinterpret_cast<uint2*>(out + 2 * k) = Narrow(v);
+    }
+    return;
+  }
+  for (int64_t k = threadIdx.x; k < width; k += kThreads)
+    StoreReal(out, to.dtype, k, f != 0 ? f * in[k] : 0.0f);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    BiasKernel(const __grid_constant__ RowsView bias, int64_t columns, int64_t padded, float* to) {
+  const int64_t j = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (j < padded)
+    to[j] = j < columns ? LoadReal(bias.data, bias.dtype, j * bias.lead_strides[0]) : 0.0f;
+}
+
+unsigned Blocks(int64_t count, int64_t each) {
+  return static_cast<unsigned>((count + each - 1) / each);
+}
+
+template <class Program>
+cudaError_t Load() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, ReferencesKernel<Program>);
+  return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, AnswersKernel<Program>) : error;
+}
+template <class... Programs>
+cudaError_t LoadAll(std::variant<Programs...>*) {
+  cudaError_t error = cudaSuccess;
+  ((error = error == cudaSuccess ? Load<Programs>() : error), ...);
+  return error;
+}
+
+}  // namespace
+
+cudaError_t LaunchExpReferences(const ExpRows& rows, const RowProgram& program,
+                                cudaStream_t stream) {
+  if (rows.rows == 0) return cudaSuccess;
+  return std::visit(
+      [&](const auto& of) {
+        ReferencesKernel<<<Blocks(rows.rows, kThreads / 32), kThreads, 0, stream>>>(rows, of);
+        return cudaGetLastError();
+      },
+      program);
+}
+
+cudaError_t LaunchExpTotals(const ExpRows& rows, cudaStream_t stream) {
+  if (rows.rows == 0) return cudaSuccess;
+  TotalsKernel<<<Blocks(rows.rows, kTotalRows), kThreads, 0, stream>>>(rows);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchExpAnswers(const ExpRows& rows, const RowProgram& program, cudaStream_t stream) {
+  if (rows.rows == 0) return cudaSuccess;
+  return std::visit(
+      [&](const auto& of) {
+        AnswersKernel<<<Blocks(rows.rows, kAnswerRows), kAnswerRows, 0, stream>>>(rows, of);
+        return cudaGetLastError();
+      },
+      program);
+}
+
+cudaError_t LaunchScaleRows(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,
+                            int64_t rows, int64_t width, const float* factor, cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  ScaleRowsKernel<<<Blocks(rows, 1), kThreads, 0, stream>>>(to, to_stride, x, x_stride, width,
+                                                            factor);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchScatterScaledRows(const RowsView& to, const float* from, int64_t from_stride,
+                                    int64_t rows, const int32_t* index, const float* factor,
+                                    const ResultRecord* record, cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  ScatterScaledKernel<<<Blocks(rows, 1), kThreads, 0, stream>>>(to, from, from_stride, to.width,
+                                                                index, factor, record);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchExpBias(const RowsView& bias, int64_t columns, int64_t padded, float* to,
+                          cudaStream_t stream) {
+  if (padded == 0) return cudaSuccess;
+  BiasKernel<<<Blocks(padded, kThreads), kThreads, 0, stream>>>(bias, columns, padded, to);
+  return cudaGetLastError();
+}
+
+cudaError_t PrepareExpRows() {
+  cudaFuncAttributes attributes;
+  cudaError_t error = LoadAll(static_cast<RowProgram*>(nullptr));
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(TotalsKernel), reinterpret_cast<const void*>(ScaleRowsKernel),
+        reinterpret_cast<const void*>(ScatterScaledKernel),
+        reinterpret_cast<const void*>(BiasKernel)}) {
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+  }
+  return error;
+}
+
+}  // namespace lossd
