@@ -242,57 +242,64 @@ __device__ float Factor(const ExpRows& in, int64_t r, int target, const RowCoeff
   float c = k.c;
   if (target < 0) return c / sum_exp * slope;
   if (fabsf(c) < kLeastShare * fabsf(k.a)) c = copysignf(kLeastShare * k.a, c == 0 ? k.a : c);
-  float rounded = 1;
-  float entry = 1;
-  if (k.a != 0) {
-    entry = exp2f(ExactTargetD(in, r)) - k.a * sum_exp / c;
-    const __nv_bfloat16 stored = __float2bfloat16_rn(entry);
-    rounded = __bfloat162float(stored);
-    reinterpret_cast<__nv_bfloat16*>(in.e)[r * in.e_stride + target] = stored;
-  }
-  return c / sum_exp * slope * (rounded == 0 ? 1.0f : entry / rounded);
+  const float entry = exp2f(ExactTargetD(in, r)) - (k.a == 0 ? 0.0f : k.a * sum_exp / c);
+  const __nv_bfloat16 stored = __float2bfloat16_rn(entry);
+  const float rounded = __bfloat162float(stored);
+  in.entry[r] = __bfloat16_as_ushort(stored);
+  // The rounding of the largest entry goes into the factor; where it is not the largest, all is well without.
+  return c / sum_exp * slope * (k.a == 0 || rounded == 0 ? 1.0f : entry / rounded);
 }
 
+// A thread for each row.
 constexpr int kAnswerRows = 128;
 
-// A thread for each row; then the rows to clear by the whole block.
 template <class Program>
 __global__ void __launch_bounds__(kAnswerRows)
     AnswersKernel(const __grid_constant__ ExpRows in, const __grid_constant__ Program program) {
-  __shared__ int clear[kAnswerRows];
   const int64_t r = blockIdx.x * int64_t{kAnswerRows} + threadIdx.x;
-  bool clears = false;
-  if (r < in.rows) {
-    const int64_t row = in.index[r];
-    float factor = 0;
-    if (row >= 0 && in.record->code == 0) {
-      const int target = in.target[r];
-      RowStatistics stats;
-      if constexpr (Program::kKnowsStatistics) {
-        stats = program.KnownStatistics(row);
-      } else {
-        stats = StatisticsOf(in, r, target >= 0);
-      }
-      const RowCoefficients k = program.Row(row, stats);
-      if (in.e != nullptr && !k.IsZero())
-        factor =
-            Factor(in, r, target, k, stats.sum_exp, in.head.logit_scale / in.head.Temperature(row));
+  if (r >= in.rows) return;
+  const int64_t row = in.index[r];
+  float factor = 0;
+  if (row >= 0 && in.record->code == 0) {
+    const int target = in.target[r];
+    RowStatistics stats;
+    if constexpr (Program::kKnowsStatistics) {
+      stats = program.KnownStatistics(row);
+    } else {
+      stats = StatisticsOf(in, r, target >= 0);
     }
-    if (in.e != nullptr) {
-      in.factor[r] = factor;
-      in.live[r] = factor != 0 ? 1 : 0;  // also of a NaN
-      // 0 times what is not finite is not 0.
-      clears = factor == 0 &&
-               !(TotalOf(in, kSumExp, r, in.repaired[r / kPairRows] != 0) < kLargestFinite);
+    const RowCoefficients k = program.Row(row, stats);
+    if (in.factor != nullptr && !k.IsZero()) {
+      factor =
+          Factor(in, r, target, k, stats.sum_exp, in.head.logit_scale / in.head.Temperature(row));
     }
   }
-  if (in.e == nullptr) return;
+  if (in.factor == nullptr) return;
+  in.factor[r] = factor;
+  // 0 times what is not finite is not 0.
+  const float sum = TotalOf(in, kSumExp, r, in.repaired[r / kPairRows] != 0);
+  in.broken[r] = factor == 0 && !(sum < kLargestFinite) ? 1 : 0;
+}
+
+// A thread for each row; then the rows to clear by the whole block.
+__global__ void __launch_bounds__(kAnswerRows)
+    EntriesKernel(const __grid_constant__ ExpRows in, int begin, int columns) {
+  __shared__ uint8_t clear[kAnswerRows];
+  const int64_t first = blockIdx.x * int64_t{kAnswerRows};
+  const int64_t r = first + threadIdx.x;
+  bool clears = false;
+  if (r < in.rows) {
+    const int j = in.target[r] - begin;
+    if (in.factor[r] != 0 && in.target[r] >= 0 && j >= 0 && j < columns) {
+      in.e[r * in.e_stride + j] = in.entry[r];
+    }
+    clears = in.broken[r] != 0;
+  }
   clear[threadIdx.x] = clears ? 1 : 0;
   if (!__syncthreads_or(clears)) return;
   for (int i = 0; i < kAnswerRows; ++i) {
     if (clear[i] == 0) continue;
-    uint4* e =
-        reinterpret_cast<uint4*>(in.e + (blockIdx.x * int64_t{kAnswerRows} + i) * in.e_stride);
+    uint4* e = reinterpret_cast<uint4*>(in.e + (first + i) * in.e_stride);
     for (int64_t j = threadIdx.x; j < in.e_stride / 8; j += kAnswerRows)
       e[j] = make_uint4(0, 0, 0, 0);
   }
@@ -392,6 +399,14 @@ cudaError_t LaunchExpAnswers(const ExpRows& rows, const RowProgram& program, cud
       program);
 }
 
+cudaError_t LaunchExpEntries(const ExpRows& rows, int64_t begin, int64_t columns,
+                             cudaStream_t stream) {
+  if (rows.rows == 0) return cudaSuccess;
+  EntriesKernel<<<Blocks(rows.rows, kAnswerRows), kAnswerRows, 0, stream>>>(
+      rows, static_cast<int>(begin), static_cast<int>(columns));
+  return cudaGetLastError();
+}
+
 cudaError_t LaunchScaleRows(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,
                             int64_t rows, int64_t width, const float* factor, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
@@ -420,7 +435,8 @@ cudaError_t PrepareExpRows() {
   cudaFuncAttributes attributes;
   cudaError_t error = LoadAll(static_cast<RowProgram*>(nullptr));
   for (const void* kernel :
-       {reinterpret_cast<const void*>(TotalsKernel), reinterpret_cast<const void*>(ScaleRowsKernel),
+       {reinterpret_cast<const void*>(TotalsKernel), reinterpret_cast<const void*>(EntriesKernel),
+        reinterpret_cast<const void*>(ScaleRowsKernel),
         reinterpret_cast<const void*>(ScatterScaledKernel),
         reinterpret_cast<const void*>(BiasKernel)}) {
     if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);

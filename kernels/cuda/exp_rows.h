@@ -44,10 +44,11 @@ struct ExpRows {
   int32_t* pair_count = nullptr;  // [1]
   int32_t* repaired = nullptr;    // [pairs of row tiles]: 1 on those
   // With gradients.
-  uint16_t* e = nullptr;
+  float* factor = nullptr;    // [rows]: v; 0 of a row without gradient
+  uint16_t* entry = nullptr;  // [rows]: e'_y in bf16
+  uint8_t* broken = nullptr;  // [rows]: no gradient, but an e that is not finite
+  uint16_t* e = nullptr;      // where it is stored
   int64_t e_stride = 0;
-  float* factor = nullptr;  // [rows]: v; 0 of a row without gradient
-  uint8_t* live = nullptr;  // [rows]
   const ResultRecord* record = nullptr;
 };
 
@@ -61,9 +62,12 @@ cudaError_t LaunchExpReferences(const ExpRows& rows, const RowProgram& program,
 // their pair of tiles is listed for another product.
 cudaError_t LaunchExpTotals(const ExpRows& rows, cudaStream_t stream);
 
-// The program's Row for each row, with the gradient's factors and the target's entries if `e` is given. Rows whose e is not finite and that
-// have no gradient become zeros, as all rows do if the record has an error.
+// The program's Row for each row, with what the gradient needs of it if `factor` is given. If the record has an error, no row has a gradient.
 cudaError_t LaunchExpAnswers(const ExpRows& rows, const RowProgram& program, cudaStream_t stream);
+
+// Makes e' of e, which holds `columns` columns from `begin` on: the targets' entries; zeros in broken rows.
+cudaError_t LaunchExpEntries(const ExpRows& rows, int64_t begin, int64_t columns,
+                             cudaStream_t stream);
 
 // to[r] = bf16(factor[r] x[r]); 0 where the factor is 0. In place if to is x.
 cudaError_t LaunchScaleRows(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,

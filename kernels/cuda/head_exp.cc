@@ -18,6 +18,8 @@ constexpr int64_t kDxRows = 4096;
 constexpr int64_t kRowMultiple = 2 * kExpTileRows;
 // What a row takes beside e, x and the sums.
 constexpr int64_t kRowBytes = 64;
+// Chunks of this many rows use the GPU as well as larger ones, and an accumulator costs them little.
+constexpr int64_t kSmallChunk = 1024;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -61,16 +63,85 @@ bool HeadRun::CanUseExp() const {
 // The sums are dead when the rows are scaled, and these when grad_hidden is made.
 int64_t HeadRun::ExpLateBytes(int64_t rows) const {
   int64_t bytes = rows * kExpSumsCount[static_cast<int>(exp_rows_.which)] * exp_rows_.tiles * 4;
-  if (pass_.gradients.weight && !gather_) bytes = std::max(bytes, rows * x_stride_ * 2);
+  const bool scales = pass_.gradients.weight && weight_path_ != WeightPath::kSlices;
+  if (scales && !gather_) bytes = std::max(bytes, rows * x_stride_ * 2);
   if (pass_.gradients.hidden) bytes = std::max(bytes, std::min(rows, kDxRows) * x_stride_ * 4);
+  return RoundUp(bytes, static_cast<int64_t>(Arena::kAlignment));
+}
+
+// Whether the first sweep keeps e.
+bool HeadRun::StoresExp() const {
+  const HeadGradients& gradients = pass_.gradients;
+  return gradients.hidden || gradients.bias ||
+         (gradients.weight && weight_path_ != WeightPath::kSlices);
+}
+
+// Of a chunk, beside the arrays of its rows.
+int64_t HeadRun::ExpBytes(int64_t rows) const {
+  int64_t bytes = ExpLateBytes(rows);
+  if (StoresExp()) bytes += rows * stride_ * 2;
   return bytes;
 }
 
-int64_t HeadRun::ExpBytes(int64_t rows) const {
-  int64_t bytes = ExpLateBytes(rows) + rows * kRowBytes;
-  if (pass_.gradients.any()) bytes += rows * stride_ * 2;
-  if (gather_) bytes += rows * x_stride_ * 2;
-  return bytes;
+// Of a slice of the vocabulary over all rows: e, its sums, the scaled rows.
+int64_t HeadRun::ExpSliceBytes(int64_t columns) const {
+  const int64_t tiles = (columns + kExpTileColumns - 1) / kExpTileColumns;
+  return rows_ * (columns * 2 + x_stride_ * 2 + tiles * 4) + 2 * int64_t{Arena::kAlignment};
+}
+
+// What is left for chunks and slices when everything else has its place.
+int64_t HeadRun::ExpRoom() const {
+  // Each allocation may lose an alignment.
+  constexpr int64_t kAllocations = 24;
+  int64_t bytes = kAllocations * static_cast<int64_t>(Arena::kAlignment);
+  if (head_.bias) bytes += int64_t{exp_rows_.tiles} * kExpTileColumns * 4;
+  if (pass_.gradients.bias) bytes += (kBiasParts + 1) * head_.vocab * 4;
+  return static_cast<int64_t>(device_.workspace().available()) - bytes;
+}
+
+// As few chunks as fit, about equal.
+bool HeadRun::PlanExpChunks() {
+  const bool slices = weight_path_ == WeightPath::kSlices;
+  const int64_t row_bytes = kRowBytes + (gather_ ? x_stride_ * 2 : 0);
+  const int64_t room = ExpRoom() - (slices ? rows_ * row_bytes : 0);
+  const auto fits = [&](int64_t rows) {
+    return ExpBytes(rows) + (slices ? 0 : rows * row_bytes) <= room;
+  };
+  plan_ = ChunkPlan();
+  int64_t rows = rows_;
+  for (int64_t chunks = 2; !fits(rows); ++chunks) {
+    if (rows <= kExpTileRows) return false;
+    // Whole pairs of tiles, unless the chunks are so small that half a pair matters.
+    const int64_t each = (rows_ + chunks - 1) / chunks;
+    rows = RoundUp(each, each > kSmallChunk ? kRowMultiple : kExpTileRows);
+  }
+  for (int64_t done = 0; done < rows_; done += rows) {
+    plan_.chunks.push_back(std::min(rows, rows_ - done));
+  }
+  plan_.slices.resize(plan_.chunks.size());
+  return true;
+}
+
+// The largest slice that fits beside all rows.
+bool HeadRun::PlanExpSlices() {
+  weight_path_ = WeightPath::kSlices;
+  const int64_t row_bytes = kRowBytes + (gather_ ? x_stride_ * 2 : 0);
+  const int64_t room = ExpRoom() - rows_ * row_bytes;
+  int64_t low = 0;
+  int64_t high = exp_rows_.tiles;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (ExpSliceBytes(middle * kExpTileColumns) <= room) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  if (low == 0) return false;
+  // About equal slices.
+  const int64_t count = (exp_rows_.tiles + low - 1) / low;
+  slice_columns_ = (exp_rows_.tiles + count - 1) / count * kExpTileColumns;
+  return PlanExpChunks();
 }
 
 absl::StatusOr<bool> HeadRun::PlanExp() {
@@ -81,54 +152,43 @@ absl::StatusOr<bool> HeadRun::PlanExp() {
   index_ = pass_.rows.index;
   exp_rows_.which = SumsFor(reader.program);
   exp_rows_.tiles = static_cast<int32_t>((columns_ + kExpTileColumns - 1) / kExpTileColumns);
-  int64_t bias_bytes = head_.bias ? int64_t{exp_rows_.tiles} * kExpTileColumns * 4 : 0;
-  if (pass_.gradients.bias) bias_bytes += (kBiasParts + 1) * head_.vocab * 4;
-  // Each allocation may lose an alignment.
-  constexpr int64_t kAllocations = 20;
-  const auto fits = [&](int64_t rows) {
-    return ExpBytes(rows) + bias_bytes + kAllocations * static_cast<int64_t>(Arena::kAlignment) <=
-           static_cast<int64_t>(arena.available());
-  };
   if (weight) {
     weight_path_ = IsDirect(weight) ? WeightPath::kDirect : WeightPath::kTiles;
     if (weight_path_ == WeightPath::kTiles) LOSSD_RETURN_IF_ERROR(AllocateWeightPath());
   }
-  int64_t rows = rows_;
-  if (!fits(rows)) {
-    if (first_ != nullptr) {
+  bool fits = PlanExpChunks();
+  if (first_ != nullptr && plan_.chunks.size() > 1) fits = false;
+  const bool adds_up = !weight || (IsDirect(weight) && weight.dtype == DType::kF32);
+  if (fits && plan_.chunks.size() > 1 && !adds_up) {
+    // Several chunks: an accumulator where it leaves room for large ones, else slices of the vocabulary.
+    arena.ReleaseTo(used);
+    weight_path_ = WeightPath::kAccumulator;
+    fits = AllocateWeightPath().ok() && PlanExpChunks();
+    if (IsDirect(weight) && !(fits && plan_.LargestChunk() >= std::min(kSmallChunk, rows_))) {
       arena.ReleaseTo(used);
-      return false;
-    }
-    if (weight && !(IsDirect(weight) && weight.dtype == DType::kF32)) {
-      arena.ReleaseTo(used);
-      weight_path_ = WeightPath::kAccumulator;
-      if (!AllocateWeightPath().ok()) {
-        arena.ReleaseTo(used);
-        return false;
+      fits = PlanExpSlices();
+      if (!fits) {
+        weight_path_ = WeightPath::kAccumulator;
+        fits = AllocateWeightPath().ok() && PlanExpChunks();
       }
     }
-    int64_t chunks = 1;
-    do {
-      ++chunks;
-      rows = RoundUp((rows_ + chunks - 1) / chunks, kRowMultiple);
-    } while (!fits(rows) && rows > kRowMultiple);
-    if (!fits(rows)) {
-      arena.ReleaseTo(used);
-      return false;
-    }
   }
-  for (int64_t done = 0; done < rows_; done += rows) {
-    plan_.chunks.push_back(std::min(rows, rows_ - done));
+  if (!fits) {
+    arena.ReleaseTo(used);
+    plan_ = ChunkPlan();
+    weight_path_ = WeightPath::kNone;
+    return false;
   }
-  plan_.slices.resize(plan_.chunks.size());
   LOSSD_RETURN_IF_ERROR(AllocateExp());
   return true;
 }
 
 absl::Status HeadRun::AllocateExp() {
   Arena& arena = device_.workspace();
-  const int64_t rows = plan_.LargestChunk();
-  const int64_t pairs = (rows + kRowMultiple - 1) / kRowMultiple;
+  const int64_t chunk_rows = plan_.LargestChunk();
+  const bool slices = weight_path_ == WeightPath::kSlices;
+  const int64_t rows = slices ? rows_ : chunk_rows;
+  const int64_t pairs = (chunk_rows + kRowMultiple - 1) / kRowMultiple;
   const int64_t counts = kExpSumsCount[static_cast<int>(exp_rows_.which)];
   const auto array = [&](auto** to, int64_t count) -> absl::Status {
     LOSSD_ASSIGN_OR_RETURN(*to, (arena.AllocateArray<std::remove_reference_t<decltype(**to)>>(
@@ -136,16 +196,20 @@ absl::Status HeadRun::AllocateExp() {
     return absl::OkStatus();
   };
   ExpRows& r = exp_rows_;
-  for (float** to : {&r.slope, &r.reference, &r.target_z, &r.target_d, &r.factor}) {
+  for (float** to : {&r.slope, &r.reference, &r.target_z, &r.target_d}) {
     LOSSD_RETURN_IF_ERROR(array(to, rows));
   }
-  LOSSD_RETURN_IF_ERROR(array(&r.totals, rows * counts));
+  LOSSD_RETURN_IF_ERROR(array(&r.totals, chunk_rows * counts));
   LOSSD_RETURN_IF_ERROR(array(&r.target, rows));
-  LOSSD_RETURN_IF_ERROR(array(&r.largest, rows));
+  LOSSD_RETURN_IF_ERROR(array(&r.largest, chunk_rows));
   LOSSD_RETURN_IF_ERROR(array(&r.pairs, pairs));
   LOSSD_RETURN_IF_ERROR(array(&r.repaired, pairs));
   LOSSD_RETURN_IF_ERROR(array(&r.pair_count, int64_t{1}));
-  LOSSD_RETURN_IF_ERROR(array(&r.live, rows));
+  if (pass_.gradients.any()) {
+    LOSSD_RETURN_IF_ERROR(array(&r.factor, rows));
+    LOSSD_RETURN_IF_ERROR(array(&r.entry, rows));
+    LOSSD_RETURN_IF_ERROR(array(&r.broken, rows));
+  }
   if (head_.bias) {
     const int64_t padded = int64_t{r.tiles} * kExpTileColumns;
     float* bias = nullptr;
@@ -159,41 +223,45 @@ absl::Status HeadRun::AllocateExp() {
     LOSSD_ASSIGN_OR_RETURN(void* x, arena.Allocate(rows * x_stride_ * 2, "gathered hidden rows"));
     x_ = static_cast<std::byte*>(x);
   }
-  if (pass_.gradients.any()) {
-    LOSSD_ASSIGN_OR_RETURN(void* e, arena.Allocate(rows * stride_ * 2, "exponentials"));
-    region_ = static_cast<std::byte*>(e);
-  }
-  LOSSD_ASSIGN_OR_RETURN(void* late, arena.Allocate(ExpLateBytes(rows), "sums of exponentials"));
-  late_ = static_cast<std::byte*>(late);
+  int64_t bytes = ExpBytes(chunk_rows);
+  if (slices) bytes = std::max(bytes, ExpSliceBytes(slice_columns_));
+  LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(bytes, "exponentials and their sums"));
+  late_ = static_cast<std::byte*>(memory);
+  region_ = late_ + ExpLateBytes(chunk_rows);
   return absl::OkStatus();
 }
 
-// e and the rows' totals. Of a program that knows its statistics no row has the wrong reference.
-absl::Status HeadRun::MultiplyExp(const Chunk& chunk, const ExpRows& rows, bool known) {
+// e of `columns` columns from `begin` on, and the rows' totals over them. Of a program that knows its statistics no row has the wrong
+// reference.
+absl::Status HeadRun::MultiplyExp(const Chunk& chunk, const ExpRows& rows, int64_t begin,
+                                  int64_t columns, bool known) {
   ExpProduct product;
   const int64_t weight_stride =
       head_.weight.rows <= 1 ? head_.hidden_size : head_.weight.lead_strides[0];
+  const auto* weight = static_cast<const uint16_t*>(head_.weight.data) + begin * weight_stride;
   if (MakeExpMap(chunk.x.data, chunk.rows, head_.hidden_size, chunk.x.stride, kExpHiddenBox,
                  &product.hidden) != CUDA_SUCCESS ||
-      MakeExpMap(head_.weight.data, columns_, head_.hidden_size, weight_stride, kExpWeightBox,
+      MakeExpMap(weight, columns, head_.hidden_size, weight_stride, kExpWeightBox,
                  &product.weight) != CUDA_SUCCESS) {
     return absl::InternalError("the driver cannot describe the hidden states or the weight");
   }
   product.rows = static_cast<int32_t>(chunk.rows);
-  product.columns = static_cast<int32_t>(columns_);
+  product.columns = static_cast<int32_t>(columns);
   product.hidden_size = static_cast<int32_t>(head_.hidden_size);
   product.slope = rows.slope;
   product.reference = rows.reference;
   product.target = rows.target;
   product.target_d = rows.target_d;
-  product.bias = exp_bias_;
-  product.e = reinterpret_cast<uint16_t*>(region_);
-  product.e_stride = stride_;
+  product.bias = exp_bias_ == nullptr ? nullptr : exp_bias_ + begin;
+  product.e = rows.e;
+  product.e_stride = rows.e_stride;
   product.sums = rows.sums;
   product.sums_stride = chunk.rows;
   product.largest = known ? nullptr : rows.largest;
   LOSSD_RETURN_IF_ERROR(
       Launched(LaunchExpProduct(product, rows.which, stream_), "multiply the hidden states"));
+  // A slice: everything is known.
+  if (columns < columns_) return absl::OkStatus();
   LOSSD_RETURN_IF_ERROR(Launched(LaunchExpTotals(rows, stream_), "add up exponentials"));
   if (known) return absl::OkStatus();
   product.largest = nullptr;
@@ -202,31 +270,57 @@ absl::Status HeadRun::MultiplyExp(const Chunk& chunk, const ExpRows& rows, bool 
   return Launched(LaunchExpProduct(product, rows.which, stream_), "multiply some rows again");
 }
 
-absl::Status HeadRun::RunExpChunk(const Chunk& chunk) {
-  const HeadPass& reader = first_ != nullptr ? *first_ : pass_;
-  const bool known = IsKnown(reader.program);
-  const bool has_gradient = pass_.gradients.any();
+ExpRows HeadRun::ExpRowsOf(const Chunk& chunk) const {
   ExpRows rows = exp_rows_;
   rows.head = head_;
   rows.rows = chunk.rows;
   rows.index = index_ + chunk.begin;
   rows.x = static_cast<const uint16_t*>(chunk.x.data);
   rows.x_stride = chunk.x.stride;
-  rows.sums = reinterpret_cast<float*>(late_);
   rows.record = pass_.record;
+  rows.sums = reinterpret_cast<float*>(late_);
+  if (StoresExp()) rows.e = reinterpret_cast<uint16_t*>(region_);
   rows.e_stride = stride_;
+  if (weight_path_ != WeightPath::kSlices) return rows;
+  // The arrays that slices of the vocabulary read again are those of all rows.
+  rows.slope += chunk.begin;
+  rows.reference += chunk.begin;
+  rows.target_z += chunk.begin;
+  rows.target_d += chunk.begin;
+  rows.target += chunk.begin;
+  rows.factor += chunk.begin;
+  rows.entry += chunk.begin;
+  rows.broken += chunk.begin;
+  return rows;
+}
+
+absl::Status HeadRun::RunExpChunk(const Chunk& chunk) {
+  const HeadPass& reader = first_ != nullptr ? *first_ : pass_;
+  ExpRows rows = ExpRowsOf(chunk);
   LOSSD_RETURN_IF_ERROR(
       Launched(LaunchExpReferences(rows, reader.program, stream_), "find the rows' references"));
-  LOSSD_RETURN_IF_ERROR(MultiplyExp(chunk, rows, known));
+  LOSSD_RETURN_IF_ERROR(MultiplyExp(chunk, rows, 0, columns_, IsKnown(reader.program)));
   if (first_ != nullptr) {
+    ExpRows forward = rows;
+    forward.factor = nullptr;
     LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchExpAnswers(rows, first_->program, stream_), "run the row program"));
+        Launched(LaunchExpAnswers(forward, first_->program, stream_), "run the row program"));
     LOSSD_RETURN_IF_ERROR((*between_)());
   }
-  if (has_gradient) rows.e = reinterpret_cast<uint16_t*>(region_);
   LOSSD_RETURN_IF_ERROR(
       Launched(LaunchExpAnswers(rows, pass_.program, stream_), "run the row program"));
-  return has_gradient ? MakeExpGradients(chunk, rows) : absl::OkStatus();
+  if (rows.e == nullptr) return absl::OkStatus();
+  LOSSD_RETURN_IF_ERROR(
+      Launched(LaunchExpEntries(rows, 0, columns_, stream_), "put the targets' entries"));
+  return MakeExpGradients(chunk, rows);
+}
+
+// The hidden rows times their factors: over the gathered copy, or where the sums were.
+absl::Status HeadRun::ScaleExpRows(const Chunk& chunk, const ExpRows& rows, PackedRows* scaled) {
+  return Launched(
+      LaunchScaleRows(static_cast<uint16_t*>(scaled->data), scaled->stride, rows.x, rows.x_stride,
+                      chunk.rows, head_.hidden_size, rows.factor, stream_),
+      "scale hidden rows");
 }
 
 absl::Status HeadRun::MakeExpGradients(const Chunk& chunk, const ExpRows& rows) {
@@ -237,15 +331,12 @@ absl::Status HeadRun::MakeExpGradients(const Chunk& chunk, const ExpRows& rows) 
                                                     !chunk.first, nullptr, rows.factor, stream_),
                                    "add up grad_bias"));
   }
-  if (pass_.gradients.weight) {
+  if (pass_.gradients.weight && weight_path_ != WeightPath::kSlices) {
     if (!gather_) {
       scaled.x.data = late_;
       scaled.x.stride = x_stride_;
     }
-    LOSSD_RETURN_IF_ERROR(Launched(
-        LaunchScaleRows(static_cast<uint16_t*>(scaled.x.data), scaled.x.stride, rows.x,
-                        rows.x_stride, chunk.rows, head_.hidden_size, rows.factor, stream_),
-        "scale hidden rows"));
+    LOSSD_RETURN_IF_ERROR(ScaleExpRows(chunk, rows, &scaled.x));
     LOSSD_RETURN_IF_ERROR(AddWeightGradient(scaled));
   }
   const RowsView& hidden = pass_.gradients.hidden;
@@ -259,6 +350,37 @@ absl::Status HeadRun::MakeExpGradients(const Chunk& chunk, const ExpRows& rows) 
                                          count, index_ + chunk.begin + first, rows.factor + first,
                                          pass_.record, stream_),
                  "scatter grad_hidden"));
+  }
+  return absl::OkStatus();
+}
+
+// grad_weight slice by slice, each finished by one product over all rows: their references and factors are known now.
+absl::Status HeadRun::RunExpSlices() {
+  Chunk all;
+  all.rows = all.real = rows_;
+  all.x = {gather_ ? x_ : head_.hidden.data, product_,
+           gather_ ? x_stride_
+                   : (head_.hidden.rows <= 1 ? head_.hidden.width : head_.hidden.lead_strides[0]),
+           rows_, head_.hidden_size};
+  ExpRows rows = ExpRowsOf(all);
+  rows.which = ExpSums::kExp;
+  Chunk scaled = all;
+  scaled.x.data = late_;
+  scaled.x.stride = x_stride_;
+  LOSSD_RETURN_IF_ERROR(ScaleExpRows(all, rows, &scaled.x));
+  std::byte* next = late_ + RoundUp(rows_ * x_stride_ * 2, int64_t{Arena::kAlignment});
+  rows.e = reinterpret_cast<uint16_t*>(next);
+  rows.e_stride = slice_columns_;
+  next += RoundUp(rows_ * slice_columns_ * 2, int64_t{Arena::kAlignment});
+  rows.sums = reinterpret_cast<float*>(next);
+  for (int64_t begin = 0; begin < columns_; begin += slice_columns_) {
+    const int64_t columns = std::min(slice_columns_, columns_ - begin);
+    // The targets are columns of the whole vocabulary: those of a slice have been found, and target_d is not read again.
+    LOSSD_RETURN_IF_ERROR(MultiplyExp(all, rows, begin, columns, true));
+    LOSSD_RETURN_IF_ERROR(
+        Launched(LaunchExpEntries(rows, begin, columns, stream_), "put the targets' entries"));
+    scaled.dz = {rows.e, DType::kBF16, slice_columns_, rows_, columns};
+    LOSSD_RETURN_IF_ERROR(MakeWeightSlice(scaled, begin, columns));
   }
   return absl::OkStatus();
 }

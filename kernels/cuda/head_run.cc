@@ -56,6 +56,9 @@ std::string HeadRun::Describe() const {
     case WeightPath::kAccumulator:
       absl::StrAppend(&text, " grad_weight=accumulator");
       break;
+    case WeightPath::kSlices:
+      absl::StrAppend(&text, " grad_weight=slices of ", slice_columns_);
+      break;
   }
   return text;
 }
@@ -68,6 +71,7 @@ absl::Status HeadRun::Run() {
     LOSSD_RETURN_IF_ERROR(RunChunk(i, begin));
     begin += plan_.chunks[i];
   }
+  if (weight_path_ == WeightPath::kSlices) LOSSD_RETURN_IF_ERROR(RunExpSlices());
   return FinishWeightAndBias();
 }
 
@@ -104,7 +108,10 @@ absl::StatusOr<HeadRun::Chunk> HeadRun::MakeChunk(size_t number, int64_t begin) 
   chunk.real = std::min(chunk.rows, real_rows_ - begin);
   chunk.first = number == 0;
   if (gather_) {
-    chunk.x = {x_, product_, x_stride_, chunk.rows, head_.hidden_size};
+    // For slices of the vocabulary all rows stay.
+    const int64_t place = weight_path_ == WeightPath::kSlices ? begin : 0;
+    chunk.x = {At(x_, product_, place * x_stride_), product_, x_stride_, chunk.rows,
+               head_.hidden_size};
     LOSSD_RETURN_IF_ERROR(Launched(
         LaunchPackRows(chunk.x, head_.hidden, 0, index_ + begin, nullptr, stream_), "gather rows"));
   } else {
@@ -304,6 +311,22 @@ void HeadRun::SetScalars(Product* product, bool accumulate) const {
   if (scalars_ == nullptr) return;
   product->device_alpha = &scalars_->alpha;
   product->device_beta = accumulate ? &scalars_->one : &scalars_->zero;
+}
+
+absl::Status HeadRun::MakeWeightSlice(const Chunk& chunk, int64_t begin, int64_t columns) {
+  const RowsView& weight = pass_.gradients.weight;
+  Product product;
+  product.m = columns;
+  product.n = head_.hidden_size;
+  product.k = chunk.real;
+  product.inputs = product_;
+  product.a = {chunk.dz.data, chunk.dz.stride, true};
+  product.b = {chunk.x.data, chunk.x.stride, false};
+  product.output = weight.dtype;
+  product.d = At(weight.data, weight.dtype, begin * RowStride(weight));
+  product.d_stride = RowStride(weight);
+  product.beta = pass_.gradients.weight_mode == GradMode::kAccumulate ? 1 : 0;
+  return products_.Run(product, stream_);
 }
 
 absl::Status HeadRun::AddWeightGradient(const Chunk& chunk) {

@@ -57,6 +57,7 @@ class HeadRun {
     kDirect,       // the products write or accumulate there
     kTiles,        // one chunk: tiles of rows in fp32, each finished before the next
     kAccumulator,  // several chunks: [V, H] in fp32 in the workspace
+    kSlices,  // slices of the vocabulary, each from one product over all rows; the logits product is made twice
   };
   struct Chunk {
     int64_t begin = 0;  // first row, in the order of index_
@@ -85,12 +86,21 @@ class HeadRun {
   static bool IsAligned(const RowsView& view);
   bool CanUseExp() const;
   absl::StatusOr<bool> PlanExp();
+  bool PlanExpChunks();
+  bool PlanExpSlices();
   absl::Status AllocateExp();
+  bool StoresExp() const;
+  int64_t ExpRoom() const;
   int64_t ExpBytes(int64_t rows) const;
   int64_t ExpLateBytes(int64_t rows) const;
+  int64_t ExpSliceBytes(int64_t columns) const;
+  ExpRows ExpRowsOf(const Chunk& chunk) const;
   absl::Status RunExpChunk(const Chunk& chunk);
-  absl::Status MultiplyExp(const Chunk& chunk, const ExpRows& rows, bool known);
+  absl::Status MultiplyExp(const Chunk& chunk, const ExpRows& rows, int64_t begin, int64_t columns,
+                           bool known);
+  absl::Status ScaleExpRows(const Chunk& chunk, const ExpRows& rows, PackedRows* scaled);
   absl::Status MakeExpGradients(const Chunk& chunk, const ExpRows& rows);
+  absl::Status RunExpSlices();
   absl::Status AllocateWeightPath();
   bool IsDirect(const RowsView& view) const;
   ChunkRequest MakeRequest() const;
@@ -109,6 +119,8 @@ class HeadRun {
   absl::Status LaunchRows(const RowPass& pass);
   absl::StatusOr<PackedRows> MakeCleanRows(const Chunk& chunk, bool in_place);
   absl::Status AddWeightGradient(const Chunk& chunk);
+  // Rows begin ... begin + columns - 1 of it, from a dz of these columns alone.
+  absl::Status MakeWeightSlice(const Chunk& chunk, int64_t begin, int64_t columns);
   absl::Status MakeHiddenGradient(const Chunk& chunk);
   absl::Status MultiplyByWeight(const Chunk& chunk, int64_t first, int64_t rows,
                                 const PackedRows& out);
@@ -169,6 +181,7 @@ class HeadRun {
   ExpRows exp_rows_;
   const float* exp_bias_ = nullptr;
   std::byte* late_ = nullptr;
+  int64_t slice_columns_ = 0;
 };
 
 }  // namespace lossd
