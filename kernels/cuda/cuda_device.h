@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/core/device.h"
 #include "kernels/cuda/buffer.h"
-#include "kernels/cuda/exp_product.h"
+#include "kernels/cuda/cuda_facts.h"
 #include "kernels/cuda/ipc_mapping.h"
 #include "kernels/cuda/stream.h"
 
@@ -64,10 +64,9 @@ class CudaDevice final : public Device {
   cudaStream_t stream() const { return stream_.get(); }
   // Makes the calling thread's current device this one: the first thing that a new thread does.
   absl::Status MakeCurrent() const;
-  bool has_clusters() const { return properties_.major >= 9; }
-  bool has_exp_product() const { return HasExpProduct(properties_.major, properties_.minor); }
-  int64_t shared_bytes_per_block() const {
-    return static_cast<int64_t>(properties_.sharedMemPerBlockOptin);
+  CudaFacts facts() const {
+    return {properties_.major, properties_.minor,
+            static_cast<int64_t>(properties_.sharedMemPerBlockOptin)};
   }
 
  private:

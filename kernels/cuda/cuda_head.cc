@@ -21,15 +21,16 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareStageKernels(), "load the stages");
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareHeadKernels(), "load the kernels");
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareTopKKernel(), "load the kernels");
-  LOSSD_RETURN_IF_CUDA_ERROR(PrepareRowKernels(device->shared_bytes_per_block()),
+  const CudaFacts facts = device->facts();
+  LOSSD_RETURN_IF_CUDA_ERROR(PrepareRowKernels(facts.shared_bytes_per_block),
                              "load the row kernels");
-  if (device->has_exp_product()) {
+  if (facts.has_exp_product()) {
     LOSSD_RETURN_IF_CUDA_ERROR(PrepareExpProduct(), "load the product with exponentials");
     LOSSD_RETURN_IF_CUDA_ERROR(PrepareExpRows(), "load the product with exponentials");
   }
-  LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(device->shared_bytes_per_block()),
+  LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(facts.shared_bytes_per_block),
                              "load the pair's row kernels");
-  head->largest_pair_cluster_ = LargestPairCluster(device->has_clusters());
+  head->largest_pair_cluster_ = LargestPairCluster(facts.has_clusters());
   return head;
 }
 

@@ -25,10 +25,6 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-bool WantsColumns(const RowColumns& columns) {
-  return columns.ids_logprob || columns.topk_ids || columns.topk_logprob || columns.d_ids_logprob;
-}
-
 bool IsKnown(const RowProgram& program) {
   return std::visit([](const auto& of) { return std::decay_t<decltype(of)>::kKnowsStatistics; },
                     program);
@@ -42,22 +38,34 @@ ExpSums SumsFor(const RowProgram& program) {
                                             : ExpSums::kAll;
 }
 
-// A sweep that asks for nothing but what the epilogue gives.
-bool IsPlain(const HeadPass& pass) {
-  if (WantsColumns(pass.columns) || pass.column_weight != nullptr) return false;
+// The field by which a sweep asks for more than the epilogue gives; null if there is none.
+const char* FieldBeyondExp(const HeadPass& pass) {
+  const RowColumns& columns = pass.columns;
+  if (columns.ids_logprob) return "ids_logprob";
+  if (columns.topk_ids || columns.topk_logprob) return "top_k";
+  if (columns.d_ids_logprob) return "d_ids_logprob";
+  if (pass.column_weight != nullptr) return "class_weight";
   // Statistics of a shard are relative to its maximum.
   const auto* logprob = std::get_if<LogprobRows>(&pass.program);
-  if (logprob != nullptr && logprob->vocab_stats) return false;
-  return !pass.gradients.any() ||
-         std::visit([](const auto& of) { return HasPlainGradient(of); }, pass.program);
+  if (logprob != nullptr && logprob->vocab_stats) return "vocab_stats";
+  if (!pass.gradients.any()) return nullptr;
+  return std::visit([](const auto& of) { return OtherGradientTerm(of); }, pass.program);
 }
 
 }  // namespace
 
-bool HeadRun::CanUseExp() const {
-  return exp_allowed_ && device_.has_exp_product() && product_ == DType::kBF16 &&
-         step_ == nullptr && head_.softcap <= 0 && head_.hidden_size % 8 == 0 &&
-         IsAligned(head_.weight) && IsPlain(pass_) && (first_ == nullptr || IsPlain(*first_));
+HeadRun::Refusal HeadRun::WhyNotExp() const {
+  if (!facts_.has_exp_product()) return {"compute capability", "is not 9.0"};
+  if (product_ != DType::kBF16) return {"hidden, weight", "are not multiplied in bf16"};
+  if (step_ != nullptr) return {"teacher", "is compared logit by logit"};
+  if (head_.softcap > 0) return {"softcap", "bends the logits before the exponential"};
+  if (head_.hidden_size % 8 != 0) return {"hidden", "is not a multiple of 8 wide"};
+  if (!IsAligned(head_.weight)) return {"weight", "has rows that do not start at 16 bytes"};
+  const char* field = FieldBeyondExp(pass_);
+  if (field == nullptr && first_ != nullptr) field = FieldBeyondExp(*first_);
+  if (field != nullptr) return {field, "needs the logits again"};
+  if (!exp_allowed_) return {"workspace", "does not hold the exponentials of a few rows"};
+  return {};
 }
 
 // The sums are dead when the rows are scaled, and these when grad_hidden is made.
@@ -96,7 +104,7 @@ int64_t HeadRun::ExpRoom() const {
   int64_t bytes = kAllocations * static_cast<int64_t>(Arena::kAlignment);
   if (head_.bias) bytes += int64_t{exp_rows_.tiles} * kExpTileColumns * 4;
   if (pass_.gradients.bias) bytes += (kBiasParts + 1) * head_.vocab * 4;
-  return static_cast<int64_t>(device_.workspace().available()) - bytes;
+  return static_cast<int64_t>(arena_.available()) - bytes;
 }
 
 // As few chunks as fit, about equal.
@@ -145,9 +153,8 @@ bool HeadRun::PlanExpSlices() {
 }
 
 absl::StatusOr<bool> HeadRun::PlanExp() {
-  Arena& arena = device_.workspace();
   const RowsView& weight = pass_.gradients.weight;
-  const uint64_t used = arena.used();
+  const uint64_t used = arena_.used();
   const HeadPass& reader = first_ != nullptr ? *first_ : pass_;
   index_ = pass_.rows.index;
   exp_rows_.which = SumsFor(reader.program);
@@ -161,11 +168,11 @@ absl::StatusOr<bool> HeadRun::PlanExp() {
   const bool adds_up = !weight || (IsDirect(weight) && weight.dtype == DType::kF32);
   if (fits && plan_.chunks.size() > 1 && !adds_up) {
     // Several chunks: an accumulator where it leaves room for large ones, else slices of the vocabulary.
-    arena.ReleaseTo(used);
+    arena_.ReleaseTo(used);
     weight_path_ = WeightPath::kAccumulator;
     fits = AllocateWeightPath().ok() && PlanExpChunks();
     if (IsDirect(weight) && !(fits && plan_.LargestChunk() >= std::min(kSmallChunk, rows_))) {
-      arena.ReleaseTo(used);
+      arena_.ReleaseTo(used);
       fits = PlanExpSlices();
       if (!fits) {
         weight_path_ = WeightPath::kAccumulator;
@@ -174,7 +181,7 @@ absl::StatusOr<bool> HeadRun::PlanExp() {
     }
   }
   if (!fits) {
-    arena.ReleaseTo(used);
+    arena_.ReleaseTo(used);
     plan_ = ChunkPlan();
     weight_path_ = WeightPath::kNone;
     return false;
@@ -184,14 +191,13 @@ absl::StatusOr<bool> HeadRun::PlanExp() {
 }
 
 absl::Status HeadRun::AllocateExp() {
-  Arena& arena = device_.workspace();
   const int64_t chunk_rows = plan_.LargestChunk();
   const bool slices = weight_path_ == WeightPath::kSlices;
   const int64_t rows = slices ? rows_ : chunk_rows;
   const int64_t pairs = (chunk_rows + kRowMultiple - 1) / kRowMultiple;
   const int64_t counts = kExpSumsCount[static_cast<int>(exp_rows_.which)];
   const auto array = [&](auto** to, int64_t count) -> absl::Status {
-    LOSSD_ASSIGN_OR_RETURN(*to, (arena.AllocateArray<std::remove_reference_t<decltype(**to)>>(
+    LOSSD_ASSIGN_OR_RETURN(*to, (arena_.AllocateArray<std::remove_reference_t<decltype(**to)>>(
                                     count, "the rows' statistics")));
     return absl::OkStatus();
   };
@@ -211,21 +217,16 @@ absl::Status HeadRun::AllocateExp() {
     LOSSD_RETURN_IF_ERROR(array(&r.broken, rows));
   }
   if (head_.bias) {
-    const int64_t padded = int64_t{r.tiles} * kExpTileColumns;
-    float* bias = nullptr;
-    LOSSD_RETURN_IF_ERROR(array(&bias, padded));
-    LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchExpBias(head_.bias, columns_, padded, bias, stream_), "copy the bias"));
-    exp_bias_ = bias;
+    LOSSD_RETURN_IF_ERROR(array(&exp_bias_, int64_t{r.tiles} * kExpTileColumns));
   }
   if (pass_.gradients.bias) LOSSD_RETURN_IF_ERROR(AllocateBiasSums());
   if (gather_) {
-    LOSSD_ASSIGN_OR_RETURN(void* x, arena.Allocate(rows * x_stride_ * 2, "gathered hidden rows"));
+    LOSSD_ASSIGN_OR_RETURN(void* x, arena_.Allocate(rows * x_stride_ * 2, "gathered hidden rows"));
     x_ = static_cast<std::byte*>(x);
   }
   int64_t bytes = ExpBytes(chunk_rows);
   if (slices) bytes = std::max(bytes, ExpSliceBytes(slice_columns_));
-  LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(bytes, "exponentials and their sums"));
+  LOSSD_ASSIGN_OR_RETURN(void* memory, arena_.Allocate(bytes, "exponentials and their sums"));
   late_ = static_cast<std::byte*>(memory);
   region_ = late_ + ExpLateBytes(chunk_rows);
   return absl::OkStatus();

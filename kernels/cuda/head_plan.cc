@@ -47,7 +47,8 @@ absl::Status HeadRun::Plan() {
       head_.hidden.dtype == head_.weight.dtype && head_.vocab * head_.hidden_size > kExactElements
           ? head_.hidden.dtype
           : DType::kF32;
-  exp_ = CanUseExp();
+  why_not_exp_ = WhyNotExp();
+  exp_ = why_not_exp_.what == nullptr;
   // The kernel with the epilogue multiplies every row alike.
   const bool tiled = pass_.batch_invariant && !exp_;
   real_rows_ = rows.host_count >= 0 ? rows.host_count : head_.rows;
@@ -68,7 +69,7 @@ absl::Status HeadRun::Plan() {
     dx_direct_ = identity_ && IsDirect(gradients.hidden);
     dx_dtype_ = gradients.hidden.dtype == product_ ? product_ : DType::kF32;
   }
-  shape_ = ChooseRowShape(head_.vocab, device_.has_clusters(), device_.shared_bytes_per_block());
+  shape_ = ChooseRowShape(head_.vocab, facts_.has_clusters(), facts_.shared_bytes_per_block);
   if (rows_ == 0) return absl::OkStatus();
   if (exp_) {
     LOSSD_ASSIGN_OR_RETURN(const bool fits, PlanExp());
@@ -82,48 +83,63 @@ absl::Status HeadRun::Plan() {
   return PlanChunksOrFail();
 }
 
+absl::StatusOr<bool> HeadRun::PlanAfter(const HeadPass& first) {
+  first_ = &first;
+  LOSSD_RETURN_IF_ERROR(Plan());
+  return rows_ > 0 && !plan_.chunks.empty();
+}
+
 absl::Status HeadRun::AllocateFixed() {
-  Arena& arena = device_.workspace();
   const HeadGradients& gradients = pass_.gradients;
   const int64_t element = static_cast<int64_t>(SizeOf(product_));
   if (rows_ == real_rows_) {
     index_ = pass_.rows.index;
   } else {
-    LOSSD_ASSIGN_OR_RETURN(int32_t * index, arena.AllocateArray<int32_t>(rows_, "the row numbers"));
-    LOSSD_RETURN_IF_ERROR(Launched(LaunchMakeIndex(pass_.rows, head_.rows, rows_, index, stream_),
-                                   "number the rows"));
-    index_ = index;
+    LOSSD_ASSIGN_OR_RETURN(padded_index_, arena_.AllocateArray<int32_t>(rows_, "the row numbers"));
+    index_ = padded_index_;
   }
   if (convert_weight_) {
     const int64_t row_bytes = x_stride_ * element;
-    const auto share = static_cast<int64_t>(arena.available() / 8);
+    const auto share = static_cast<int64_t>(arena_.available() / 8);
     weight_tile_rows_ =
         std::min(RoundUp(head_.vocab, 64), std::max<int64_t>(64, share / row_bytes / 64 * 64));
-    LOSSD_ASSIGN_OR_RETURN(weight_tile_, arena.Allocate(weight_tile_rows_ * row_bytes,
-                                                        "a converted tile of the weight"));
+    LOSSD_ASSIGN_OR_RETURN(weight_tile_, arena_.Allocate(weight_tile_rows_ * row_bytes,
+                                                         "a converted tile of the weight"));
   }
   if (!gradients.any()) return absl::OkStatus();
-  LOSSD_ASSIGN_OR_RETURN(live_, arena.AllocateArray<uint8_t>(rows_, "the row flags"));
+  LOSSD_ASSIGN_OR_RETURN(live_, arena_.AllocateArray<uint8_t>(rows_, "the row flags"));
   if (dz_mode_ == DzMode::kF16) {
-    LOSSD_ASSIGN_OR_RETURN(scalars_, arena.AllocateArray<DzScalars>(1, "the scale of dz"));
+    LOSSD_ASSIGN_OR_RETURN(scalars_, arena_.AllocateArray<DzScalars>(1, "the scale of dz"));
     LOSSD_ASSIGN_OR_RETURN(stored_,
-                           arena.AllocateArray<StoredRow>(head_.rows, "the rows' coefficients"));
-    LOSSD_RETURN_IF_ERROR(Launched(LaunchInitScalars(scalars_, stream_), "start the scale"));
+                           arena_.AllocateArray<StoredRow>(head_.rows, "the rows' coefficients"));
   }
   if (gradients.bias) LOSSD_RETURN_IF_ERROR(AllocateBiasSums());
   if (gradients.hidden && !dx_direct_) {
     dx_tile_rows_ = std::min(kDxTileRows, real_rows_);
-    LOSSD_ASSIGN_OR_RETURN(dx_tile_, arena.Allocate(dx_tile_rows_ * x_stride_ * SizeOf(dx_dtype_),
-                                                    "a tile of grad_hidden"));
+    LOSSD_ASSIGN_OR_RETURN(dx_tile_, arena_.Allocate(dx_tile_rows_ * x_stride_ * SizeOf(dx_dtype_),
+                                                     "a tile of grad_hidden"));
   }
   return absl::OkStatus();
 }
 
+absl::Status HeadRun::Prepare() {
+  if (padded_index_ != nullptr) {
+    LOSSD_RETURN_IF_ERROR(Launched(
+        LaunchMakeIndex(pass_.rows, head_.rows, rows_, padded_index_, stream_), "number the rows"));
+  }
+  if (scalars_ != nullptr) {
+    LOSSD_RETURN_IF_ERROR(Launched(LaunchInitScalars(scalars_, stream_), "start the scale"));
+  }
+  if (exp_bias_ == nullptr) return absl::OkStatus();
+  return Launched(LaunchExpBias(head_.bias, columns_, int64_t{exp_rows_.tiles} * kExpTileColumns,
+                                exp_bias_, stream_),
+                  "copy the bias");
+}
+
 absl::Status HeadRun::AllocateBiasSums() {
-  Arena& arena = device_.workspace();
-  LOSSD_ASSIGN_OR_RETURN(bias_sums_, arena.AllocateArray<float>(head_.vocab, "grad_bias in fp32"));
+  LOSSD_ASSIGN_OR_RETURN(bias_sums_, arena_.AllocateArray<float>(head_.vocab, "grad_bias in fp32"));
   LOSSD_ASSIGN_OR_RETURN(
-      bias_partials_, arena.AllocateArray<float>(kBiasParts * head_.vocab, "parts of grad_bias"));
+      bias_partials_, arena_.AllocateArray<float>(kBiasParts * head_.vocab, "parts of grad_bias"));
   return absl::OkStatus();
 }
 
@@ -141,23 +157,22 @@ ChunkRequest HeadRun::MakeRequest() const {
   }
   if (pass_.batch_invariant) request.row_multiple = kInvariantRows;
   // Each of the two allocations may lose an alignment.
-  request.budget = static_cast<int64_t>(device_.workspace().available() / Arena::kAlignment *
-                                        Arena::kAlignment) -
-                   2 * static_cast<int64_t>(Arena::kAlignment);
+  request.budget =
+      static_cast<int64_t>(arena_.available() / Arena::kAlignment * Arena::kAlignment) -
+      2 * static_cast<int64_t>(Arena::kAlignment);
   return request;
 }
 
 absl::Status HeadRun::AllocateWeightPath() {
-  Arena& arena = device_.workspace();
   const int64_t row_bytes = head_.hidden_size * 4;
   if (weight_path_ == WeightPath::kAccumulator) {
     dw_rows_ = columns_;
   } else {
-    const auto share = static_cast<int64_t>(arena.available() / 8);
+    const auto share = static_cast<int64_t>(arena_.available() / 8);
     dw_rows_ = std::min(columns_, std::max<int64_t>(64, share / row_bytes / 64 * 64));
   }
   LOSSD_ASSIGN_OR_RETURN(
-      dw_, arena.AllocateArray<float>(dw_rows_ * head_.hidden_size, "grad_weight in fp32"));
+      dw_, arena_.AllocateArray<float>(dw_rows_ * head_.hidden_size, "grad_weight in fp32"));
   return absl::OkStatus();
 }
 
@@ -195,9 +210,8 @@ bool HeadRun::PlanApart() {
 }
 
 absl::Status HeadRun::PlanChunksOrFail() {
-  Arena& arena = device_.workspace();
   const RowsView& weight = pass_.gradients.weight;
-  const uint64_t used = arena.used();
+  const uint64_t used = arena_.used();
   const int64_t min_rows = pass_.batch_invariant ? kInvariantRows : kMinRows;
   bool fits = false;
   if (weight && !IsDirect(weight)) {
@@ -222,7 +236,7 @@ absl::Status HeadRun::PlanChunksOrFail() {
                : PlanOneChunk(MakeRequest(), &plan_);
   }
   if (!fits && weight && !(IsDirect(weight) && weight.dtype == DType::kF32)) {
-    arena.ReleaseTo(used);
+    arena_.ReleaseTo(used);
     weight_path_ = WeightPath::kAccumulator;
     LOSSD_RETURN_IF_ERROR(AllocateWeightPath());
   }
@@ -235,7 +249,7 @@ absl::Status HeadRun::PlanChunksOrFail() {
                      " logits need ",
                      std::min(min_rows, rows_) *
                          (request.logits_bytes + request.row_bytes + request.late_row_bytes),
-                     " bytes, ", arena.available(), " of ", arena.bytes(),
+                     " bytes, ", arena_.available(), " of ", arena_.bytes(),
                      " are free; start the server with a larger workspace"));
   }
   int64_t region = 0;
@@ -245,12 +259,12 @@ absl::Status HeadRun::PlanChunksOrFail() {
              std::max(apart_rows_ * request.logits_bytes, rows_ * request.late_row_bytes);
   }
   if (gather_) {
-    LOSSD_ASSIGN_OR_RETURN(void* x, arena.Allocate(plan_.LargestChunk() * x_stride_ *
-                                                       static_cast<int64_t>(SizeOf(product_)),
-                                                   "gathered hidden rows"));
+    LOSSD_ASSIGN_OR_RETURN(void* x, arena_.Allocate(plan_.LargestChunk() * x_stride_ *
+                                                        static_cast<int64_t>(SizeOf(product_)),
+                                                    "gathered hidden rows"));
     x_ = static_cast<std::byte*>(x);
   }
-  LOSSD_ASSIGN_OR_RETURN(void* memory, arena.Allocate(region, "logits"));
+  LOSSD_ASSIGN_OR_RETURN(void* memory, arena_.Allocate(region, "logits"));
   region_ = static_cast<std::byte*>(memory);
   if (step_ != nullptr) {
     return step_->Allocate(apart_rows_ > 0 ? apart_rows_ : plan_.LargestChunk());

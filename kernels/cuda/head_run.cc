@@ -29,10 +29,15 @@ DType TypeOf(DzMode mode) {
 HeadRun::HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products, RowStep* step)
     : pass_(pass),
       head_(pass.head),
-      device_(device),
-      products_(products),
+      facts_(device.facts()),
+      arena_(device.workspace()),
+      device_(&device),
+      products_(&products),
       stream_(device.stream()),
       step_(step) {}
+
+HeadRun::HeadRun(const HeadPass& pass, const CudaFacts& facts, Arena& workspace, RowStep* step)
+    : pass_(pass), head_(pass.head), facts_(facts), arena_(workspace), step_(step) {}
 
 absl::Status HeadRun::Launched(cudaError_t error, const char* what) const {
   return CudaStatus(error, what);
@@ -66,6 +71,7 @@ std::string HeadRun::Describe() const {
 absl::Status HeadRun::Run() {
   LOSSD_RETURN_IF_ERROR(Plan());
   if (rows_ == 0) return RunEmpty();
+  LOSSD_RETURN_IF_ERROR(Prepare());
   int64_t begin = 0;
   for (size_t i = 0; i < plan_.chunks.size(); ++i) {
     LOSSD_RETURN_IF_ERROR(RunChunk(i, begin));
@@ -77,10 +83,10 @@ absl::Status HeadRun::Run() {
 
 absl::StatusOr<bool> HeadRun::RunAfter(const HeadPass& first,
                                        const std::function<absl::Status()>& between) {
-  first_ = &first;
+  LOSSD_ASSIGN_OR_RETURN(const bool fits, PlanAfter(first));
+  if (!fits) return false;
   between_ = &between;
-  LOSSD_RETURN_IF_ERROR(Plan());
-  if (rows_ == 0 || plan_.chunks.empty()) return false;
+  LOSSD_RETURN_IF_ERROR(Prepare());
   LOSSD_RETURN_IF_ERROR(RunChunk(0, 0));
   LOSSD_RETURN_IF_ERROR(FinishWeightAndBias());
   return true;
@@ -199,7 +205,7 @@ absl::Status HeadRun::MakeLogits(const Chunk& chunk, int64_t done, int64_t rows,
       product.d = logits + row * stride_ + column;
       product.d_stride = stride_;
       product.fixed_order = pass_.batch_invariant;
-      LOSSD_RETURN_IF_ERROR(products_.Run(product, stream_));
+      LOSSD_RETURN_IF_ERROR(products_->Run(product, stream_));
     }
     column += tile.rows;
   }
@@ -326,7 +332,7 @@ absl::Status HeadRun::MakeWeightSlice(const Chunk& chunk, int64_t begin, int64_t
   product.d = At(weight.data, weight.dtype, begin * RowStride(weight));
   product.d_stride = RowStride(weight);
   product.beta = pass_.gradients.weight_mode == GradMode::kAccumulate ? 1 : 0;
-  return products_.Run(product, stream_);
+  return products_->Run(product, stream_);
 }
 
 absl::Status HeadRun::AddWeightGradient(const Chunk& chunk) {
@@ -352,7 +358,7 @@ absl::Status HeadRun::AddWeightGradient(const Chunk& chunk) {
       product.d_stride = head_.hidden_size;
       SetScalars(&product, weight_path_ == WeightPath::kAccumulator && !chunk.first);
     }
-    LOSSD_RETURN_IF_ERROR(products_.Run(product, stream_));
+    LOSSD_RETURN_IF_ERROR(products_->Run(product, stream_));
     if (weight_path_ == WeightPath::kTiles) {
       const PackedRows tile = {dw_, DType::kF32, head_.hidden_size, product.m, head_.hidden_size};
       LOSSD_RETURN_IF_ERROR(
@@ -380,7 +386,7 @@ absl::Status HeadRun::MultiplyByWeight(const Chunk& chunk, int64_t first, int64_
     product.d = out.data;
     product.d_stride = out.stride;
     SetScalars(&product, column > 0);
-    LOSSD_RETURN_IF_ERROR(products_.Run(product, stream_));
+    LOSSD_RETURN_IF_ERROR(products_->Run(product, stream_));
     column += tile.rows;
   }
   return absl::OkStatus();
@@ -390,7 +396,7 @@ absl::Status HeadRun::MakeHiddenGradient(const Chunk& chunk) {
   const RowsView& hidden = pass_.gradients.hidden;
   if (columns_ == 0) {
     // Nothing to multiply: every row is cleared below.
-    LOSSD_RETURN_IF_ERROR(device_.Zero(live_, static_cast<uint64_t>(chunk.rows)));
+    LOSSD_RETURN_IF_ERROR(device_->Zero(live_, static_cast<uint64_t>(chunk.rows)));
   }
   if (dx_direct_) {
     const int64_t stride = RowStride(hidden);

@@ -11,6 +11,7 @@
 #include "kernels/cuda/chunk_plan.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_facts.h"
 #include "kernels/cuda/exp_rows.h"
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/row_kernels.h"
@@ -41,6 +42,13 @@ class HeadRun {
  public:
   // `step` is null for the row pass of pass.program.
   HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products, RowStep* step = nullptr);
+  // Only plans: for a GPU that need not be there, with a workspace that nobody reads or writes.
+  HeadRun(const HeadPass& pass, const CudaFacts& facts, Arena& workspace, RowStep* step = nullptr);
+
+  // What Run and RunAfter (with `first`) begin with: decides, and takes the memory from the workspace. Enqueues nothing.
+  absl::Status Plan();
+  // False if the workspace does not hold the logits of all rows.
+  absl::StatusOr<bool> PlanAfter(const HeadPass& first);
 
   // Enqueues everything.
   absl::Status Run();
@@ -67,6 +75,11 @@ class HeadRun {
     PackedRows dz;
     PackedRows x;  // rows for the product with dz
   };
+  // Why a faster way is not taken: a field of the request or a fact of the device, and what is wrong with it. Null: it is taken.
+  struct Refusal {
+    const char* what = nullptr;
+    const char* why = nullptr;
+  };
   // A part of the weight in the products' type.
   struct WeightTile {
     int64_t begin = 0;
@@ -75,16 +88,18 @@ class HeadRun {
   };
 
   // head_plan.cc
-  absl::Status Plan();
   absl::Status PlanChunksOrFail();
   bool PlanLargeChunks();
   bool PlanApart();
   absl::Status AllocateFixed();
   absl::Status AllocateBiasSums();
+  // Enqueues the first contents of what Plan has taken.
+  absl::Status Prepare();
   // head_exp.cc
   // Whether the copy engine takes rows of 16 bits from there.
   static bool IsAligned(const RowsView& view);
-  bool CanUseExp() const;
+  // Why the pass does not go that way.
+  Refusal WhyNotExp() const;
   absl::StatusOr<bool> PlanExp();
   bool PlanExpChunks();
   bool PlanExpSlices();
@@ -132,9 +147,12 @@ class HeadRun {
 
   const HeadPass& pass_;
   const HeadProblem& head_;
-  CudaDevice& device_;
-  CublasLt& products_;
-  cudaStream_t stream_;
+  const CudaFacts facts_;
+  Arena& arena_;
+  // Null where it only plans.
+  CudaDevice* device_ = nullptr;
+  CublasLt* products_ = nullptr;
+  cudaStream_t stream_ = nullptr;
   RowStep* step_;
   RowShape shape_;
   // Of RunAfter.
@@ -157,13 +175,15 @@ class HeadRun {
   bool dx_direct_ = false;
   bool exp_allowed_ = true;
   bool exp_ = false;
+  Refusal why_not_exp_;
   ChunkPlan plan_;
   // Rows of a slice whose logits lie behind the dz rows of the whole chunk; 0: dz is written over the logits.
   int64_t apart_rows_ = 0;
 
   // Workspace.
-  const int32_t* index_ = nullptr;  // [rows_]
-  uint8_t* live_ = nullptr;         // [largest chunk]
+  const int32_t* index_ = nullptr;   // [rows_]
+  int32_t* padded_index_ = nullptr;  // the same, if it is not that of the call
+  uint8_t* live_ = nullptr;          // [largest chunk]
   StoredRow* stored_ = nullptr;
   DzScalars* scalars_ = nullptr;
   float* bias_sums_ = nullptr;
@@ -179,7 +199,7 @@ class HeadRun {
   std::byte* region_ = nullptr;  // logits, dz
   // Of exp_: arrays for the largest chunk. late_ holds the sums, then the scaled rows, then a tile of grad_hidden.
   ExpRows exp_rows_;
-  const float* exp_bias_ = nullptr;
+  float* exp_bias_ = nullptr;  // [tiles of columns]
   std::byte* late_ = nullptr;
   int64_t slice_columns_ = 0;
 };

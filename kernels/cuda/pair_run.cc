@@ -38,11 +38,14 @@ PairValues ValuesOf(const PairSide& side) {
 
 PairStep::PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products,
                    int largest_cluster)
-    : pass_(pass),
-      teacher_(pass.teacher.head),
-      device_(device),
-      products_(products),
-      largest_cluster_(largest_cluster) {
+    : PairStep(pass, device.workspace()) {
+  device_ = &device;
+  products_ = &products;
+  largest_cluster_ = largest_cluster;
+}
+
+PairStep::PairStep(const PairPass& pass, Arena& workspace)
+    : pass_(pass), teacher_(pass.teacher.head), arena_(workspace) {
   if (!has_head()) return;
   product_ = teacher_.hidden.dtype == teacher_.weight.dtype &&
                      teacher_.vocab * teacher_.hidden_size > kExactElements
@@ -55,12 +58,11 @@ PairStep::PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products,
 
 absl::Status PairStep::AllocateFixed() {
   if (!has_head() || !convert_weight_) return absl::OkStatus();
-  Arena& arena = device_.workspace();
   const int64_t row_bytes = x_stride_ * static_cast<int64_t>(SizeOf(product_));
-  const auto share = static_cast<int64_t>(arena.available() / 8);
+  const auto share = static_cast<int64_t>(arena_.available() / 8);
   weight_rows_ = std::min(stride_, std::max<int64_t>(64, share / row_bytes / 64 * 64));
   LOSSD_ASSIGN_OR_RETURN(
-      weight_, arena.Allocate(weight_rows_ * row_bytes, "a converted tile of the teacher"));
+      weight_, arena_.Allocate(weight_rows_ * row_bytes, "a converted tile of the teacher"));
   return absl::OkStatus();
 }
 
@@ -73,17 +75,16 @@ int64_t PairStep::RowBytes() const {
 
 absl::Status PairStep::Allocate(int64_t largest_chunk) {
   if (!has_head()) return absl::OkStatus();
-  Arena& arena = device_.workspace();
   LOSSD_ASSIGN_OR_RETURN(
-      void* hidden, arena.Allocate(largest_chunk * x_stride_ * SizeOf(product_), "teacher rows"));
+      void* hidden, arena_.Allocate(largest_chunk * x_stride_ * SizeOf(product_), "teacher rows"));
   hidden_ = static_cast<std::byte*>(hidden);
   LOSSD_ASSIGN_OR_RETURN(tile_,
-                         arena.AllocateArray<float>(largest_chunk * stride_, "teacher logits"));
+                         arena_.AllocateArray<float>(largest_chunk * stride_, "teacher logits"));
   return absl::OkStatus();
 }
 
 absl::Status PairStep::MakeTeacher(const RowPass& pass) {
-  const cudaStream_t stream = device_.stream();
+  const cudaStream_t stream = device_->stream();
   const PackedRows x = {hidden_, product_, x_stride_, pass.rows, teacher_.hidden_size};
   LOSSD_RETURN_IF_CUDA_ERROR(LaunchPackRows(x, teacher_.hidden, 0, pass.index, nullptr, stream),
                              "gather teacher rows");
@@ -114,7 +115,7 @@ absl::Status PairStep::MakeTeacher(const RowPass& pass) {
       product.d = tile_ + row * stride_ + column;
       product.d_stride = stride_;
       product.fixed_order = pass_.batch_invariant;
-      LOSSD_RETURN_IF_ERROR(products_.Run(product, stream));
+      LOSSD_RETURN_IF_ERROR(products_->Run(product, stream));
     }
     column += tile_rows;
   }
@@ -146,7 +147,7 @@ PairLaunch PairStep::MakeLaunch(const RowPass& pass) const {
   launch.dz_scale = pass.dz_scale;
   launch.dz_max = pass.dz_max;
   launch.record = pass.record;
-  ChoosePairShape(largest_cluster_, device_.shared_bytes_per_block(), &launch);
+  ChoosePairShape(largest_cluster_, device_->facts().shared_bytes_per_block, &launch);
   return launch;
 }
 
@@ -156,10 +157,10 @@ absl::Status PairStep::Run(const RowPass& pass) {
   if (has_head() && !again) LOSSD_RETURN_IF_ERROR(MakeTeacher(pass));
   const PairLaunch launch = MakeLaunch(pass);
   if (pass_.overlap && !again) {
-    LOSSD_RETURN_IF_CUDA_ERROR(LaunchOverlap(launch, pass_.overlap, device_.stream()),
+    LOSSD_RETURN_IF_CUDA_ERROR(LaunchOverlap(launch, pass_.overlap, device_->stream()),
                                "compare the largest logits");
   }
-  return CudaStatus(LaunchPairRows(launch, device_.stream(), &lean_), "run the pair's row pass");
+  return CudaStatus(LaunchPairRows(launch, device_->stream(), &lean_), "run the pair's row pass");
 }
 
 std::string PairStep::Describe() const {
@@ -181,7 +182,7 @@ absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, int large
   launch.rows = pass.student.head.rows;
   launch.grad = pass.grad_student;
   launch.record = pass.record;
-  ChoosePairShape(largest_cluster, device.shared_bytes_per_block(), &launch);
+  ChoosePairShape(largest_cluster, device.facts().shared_bytes_per_block, &launch);
   bool lean = false;
   LOSSD_RETURN_IF_CUDA_ERROR(LaunchPairRows(launch, device.stream(), &lean),
                              "run the pair's row pass");

@@ -20,6 +20,8 @@ class PairStep final : public RowStep {
  public:
   // `largest_cluster`: LargestPairCluster of the device.
   PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products, int largest_cluster);
+  // Only for plans: see HeadRun.
+  PairStep(const PairPass& pass, Arena& workspace);
 
   // Takes what does not depend on the chunks from the workspace: a tile of the teacher's weight, if it has to be converted.
   absl::Status AllocateFixed();
@@ -38,9 +40,11 @@ class PairStep final : public RowStep {
 
   const PairPass& pass_;
   const HeadProblem& teacher_;
-  CudaDevice& device_;
-  CublasLt& products_;
-  const int largest_cluster_;
+  Arena& arena_;
+  // Null where it only plans.
+  CudaDevice* device_ = nullptr;
+  CublasLt* products_ = nullptr;
+  int largest_cluster_ = 1;
   bool lean_ = false;  // whether the last launch was
   // Of the teacher's head.
   DType product_ = DType::kF32;

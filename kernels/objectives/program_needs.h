@@ -32,20 +32,32 @@ inline StatisticsRead StatisticsReadBy(const PolicyRows& rows) {
   return rows.problem.ReadsAllSums() ? StatisticsRead::kEntropy : StatisticsRead::kExp;
 }
 
-// Whether dz has no terms but c p and that of the target.
+// The option or input by which dz has terms beside c p and that of the target, such as one with the logit itself; null if it has none.
 template <class Program>
-bool HasPlainGradient(const Program&) {
-  return false;
+const char* OtherGradientTerm(const Program&) {
+  return "the objective";
 }
-inline bool HasPlainGradient(const LogprobRows&) { return true; }
-inline bool HasPlainGradient(const KeepStatisticsRows&) { return true; }
-inline bool HasPlainGradient(const CrossEntropyRows& rows) { return rows.smoothing == 0; }
-inline bool HasPlainGradient(const PolicyRows& rows) {
-  return rows.problem.options.entropy_kind != EntropyKind::kTrue;
+inline const char* OtherGradientTerm(const LogprobRows&) { return nullptr; }
+inline const char* OtherGradientTerm(const KeepStatisticsRows&) { return nullptr; }
+inline const char* OtherGradientTerm(const CrossEntropyRows& rows) {
+  return rows.smoothing == 0 ? nullptr : "label_smoothing";
 }
-inline bool HasPlainGradient(const KeptGradientRows& rows) { return rows.d_entropy == nullptr; }
-inline bool HasPlainGradient(const BackwardRows& rows) {
-  return !rows.d_entropy && !rows.d_mean_logit && !rows.d_ids_logprob;
+inline const char* OtherGradientTerm(const PolicyRows& rows) {
+  return rows.problem.options.entropy_kind == EntropyKind::kTrue ? "entropy_kind" : nullptr;
+}
+inline const char* OtherGradientTerm(const KeptGradientRows& rows) {
+  return rows.d_entropy == nullptr ? nullptr : "entropy_kind";
+}
+inline const char* OtherGradientTerm(const BackwardRows& rows) {
+  return rows.d_entropy       ? "d_entropy"
+         : rows.d_mean_logit  ? "d_mean_logit"
+         : rows.d_ids_logprob ? "d_ids_logprob"
+                              : nullptr;
+}
+
+template <class Program>
+bool HasPlainGradient(const Program& program) {
+  return OtherGradientTerm(program) == nullptr;
 }
 
 }  // namespace lossd
