@@ -67,17 +67,35 @@ absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
 
 absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
   // The arrays of a pass are scratch of that pass: the next one may have them.
-  const uint64_t used = device_->workspace().used();
+  Arena& arena = device_->workspace();
+  const uint64_t used = arena.used();
   HeadRun run(pass, *device_, products_);
+  if (run.TakesStatistics()) {
+    LOSSD_ASSIGN_OR_RETURN(StoredRow * stored, arena.AllocateArray<StoredRow>(
+                                                   pass.head.rows, "the rows' coefficients"));
+    const HeadPass first = HeadRun::StatisticsOnly(pass);
+    const uint64_t kept = arena.used();
+    HeadRun statistics(first, *device_, products_);
+    statistics.Keep(stored);
+    const absl::Status status = statistics.Run();
+    arena.ReleaseTo(kept);
+    LOSSD_RETURN_IF_ERROR(status);
+    absl::StrAppend(plan, plan->empty() ? "" : "; ", statistics.Describe());
+    run.Take(stored);
+  }
   const absl::Status status = run.Run();
-  device_->workspace().ReleaseTo(used);
+  arena.ReleaseTo(used);
   if (status.ok()) absl::StrAppend(plan, plan->empty() ? "" : "; ", run.Describe());
   return status;
 }
 
 absl::Status CudaHead::RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
                                     const HeadPass& second, std::string* plan) {
-  if (second.gradients.any()) {
+  // With batch_invariant the first sweep goes its own way where the second cannot follow.
+  const HeadRun second_run(second, *device_, products_);
+  const HeadRun first_run(first, *device_, products_);
+  const bool apart = second.batch_invariant && first_run.UsesExp() && !second_run.UsesExp();
+  if (second.gradients.any() && !apart) {
     const uint64_t used = device_->workspace().used();
     HeadRun run(second, *device_, products_);
     const absl::StatusOr<bool> done = run.RunAfter(first, [&] {

@@ -269,6 +269,7 @@ __global__ void __launch_bounds__(kAnswerRows)
       stats = StatisticsOf(in, r, target >= 0);
     }
     const RowCoefficients k = program.Row(row, stats);
+    if (in.stored != nullptr) in.stored[row] = {k, stats.max, stats.sum_exp};
     if (in.factor != nullptr && !k.IsZero()) {
       factor =
           Factor(in, r, target, k, stats.sum_exp, in.head.logit_scale / in.head.Temperature(row));

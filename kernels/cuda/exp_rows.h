@@ -18,6 +18,7 @@
 
 #include "kernels/core/result_record.h"
 #include "kernels/cuda/exp_product.h"
+#include "kernels/cuda/row_kernels.h"
 #include "kernels/linear/head.h"
 #include "kernels/objectives/objectives.h"
 
@@ -49,6 +50,8 @@ struct ExpRows {
   uint8_t* broken = nullptr;  // [rows]: no gradient, but an e that is not finite
   uint16_t* e = nullptr;      // where it is stored
   int64_t e_stride = 0;
+  // [N] by the row's number in the call: what the program answered; may be null.
+  StoredRow* stored = nullptr;
   const ResultRecord* record = nullptr;
 };
 

@@ -56,7 +56,7 @@ const char* FieldBeyondExp(const HeadPass& pass) {
 
 HeadRun::Refusal HeadRun::WhyNotExp() const {
   if (!facts_.has_exp_product()) return {"compute capability", "is not 9.0"};
-  if (product_ != DType::kBF16) return {"hidden, weight", "are not multiplied in bf16"};
+  if (ProductType() != DType::kBF16) return {"hidden, weight", "are not multiplied in bf16"};
   if (step_ != nullptr) return {"teacher", "is compared logit by logit"};
   if (head_.softcap > 0) return {"softcap", "bends the logits before the exponential"};
   if (head_.hidden_size % 8 != 0) return {"hidden", "is not a multiple of 8 wide"};
@@ -66,6 +66,20 @@ HeadRun::Refusal HeadRun::WhyNotExp() const {
   if (field != nullptr) return {field, "needs the logits again"};
   if (!exp_allowed_) return {"workspace", "does not hold the exponentials of a few rows"};
   return {};
+}
+
+HeadPass HeadRun::StatisticsOnly(const HeadPass& pass) {
+  HeadPass statistics = pass;
+  statistics.gradients = HeadGradients();
+  statistics.columns = RowColumns();
+  return statistics;
+}
+
+bool HeadRun::TakesStatistics() const {
+  if (!pass_.batch_invariant || IsKnown(pass_.program) || WhyNotExp().what == nullptr) return false;
+  const HeadPass statistics = StatisticsOnly(pass_);
+  HeadRun forward(statistics, facts_, arena_);
+  return forward.WhyNotExp().what == nullptr;
 }
 
 // The sums are dead when the rows are scaled, and these when grad_hidden is made.

@@ -40,13 +40,15 @@ bool HeadRun::IsDirect(const RowsView& view) const {
   return IsEven(view) && (view.dtype == DType::kF32 || view.dtype == product_);
 }
 
+DType HeadRun::ProductType() const {
+  const bool large = head_.vocab * head_.hidden_size > kExactElements;
+  return head_.hidden.dtype == head_.weight.dtype && large ? head_.hidden.dtype : DType::kF32;
+}
+
 absl::Status HeadRun::Plan() {
   const HeadGradients& gradients = pass_.gradients;
   const RowSet& rows = pass_.rows;
-  product_ =
-      head_.hidden.dtype == head_.weight.dtype && head_.vocab * head_.hidden_size > kExactElements
-          ? head_.hidden.dtype
-          : DType::kF32;
+  product_ = ProductType();
   why_not_exp_ = WhyNotExp();
   exp_ = why_not_exp_.what == nullptr;
   // The kernel with the epilogue multiplies every row alike.

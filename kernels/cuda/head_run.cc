@@ -264,6 +264,9 @@ absl::Status HeadRun::PassRows(const Chunk& chunk, int64_t done, int64_t rows, c
 }
 
 absl::Status HeadRun::LaunchRows(const RowPass& pass) {
+  if (taken_ != nullptr) {
+    return Launched(LaunchStoredRowPass(pass, {taken_}, shape_, stream_), "run the row pass");
+  }
   if (step_ != nullptr) return step_->Run(pass);
   return Launched(LaunchRowPass(pass, pass_.program, shape_, stream_), "run the row pass");
 }

@@ -52,6 +52,14 @@ class HeadRun {
 
   // Enqueues everything.
   absl::Status Run();
+  // Whether with batch_invariant the statistics are to come from the product with exponentials, though the rest of the pass needs the
+  // logits: every operation then has the same bits. A pass that Keeps comes first, then this one that Takes what the program answered
+  // ([N], device memory).
+  bool TakesStatistics() const;
+  bool UsesExp() const { return WhyNotExp().what == nullptr; }
+  void Keep(StoredRow* stored) { exp_rows_.stored = stored; }
+  void Take(StoredRow* stored) { taken_ = stored; }
+  static HeadPass StatisticsOnly(const HeadPass& pass);
   // The same after a sweep of `first` over the same logits, which stay in the workspace while `between` enqueues what needs its results.
   // False, and nothing has been enqueued, if the workspace does not hold the logits of all rows.
   absl::StatusOr<bool> RunAfter(const HeadPass& first,
@@ -100,6 +108,7 @@ class HeadRun {
   static bool IsAligned(const RowsView& view);
   // Why the pass does not go that way.
   Refusal WhyNotExp() const;
+  DType ProductType() const;
   absl::StatusOr<bool> PlanExp();
   bool PlanExpChunks();
   bool PlanExpSlices();
@@ -185,6 +194,7 @@ class HeadRun {
   int32_t* padded_index_ = nullptr;  // the same, if it is not that of the call
   uint8_t* live_ = nullptr;          // [largest chunk]
   StoredRow* stored_ = nullptr;
+  const StoredRow* taken_ = nullptr;
   DzScalars* scalars_ = nullptr;
   float* bias_sums_ = nullptr;
   float* bias_partials_ = nullptr;

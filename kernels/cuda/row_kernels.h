@@ -32,6 +32,7 @@ struct StoredRows {
     RowStatistics stats;
     stats.max = stored[row].max;
     stats.sum_exp = stored[row].sum_exp;
+    stats.degenerate = !(stats.sum_exp > 0);
     return stats;
   }
   LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics&) const {

@@ -431,13 +431,13 @@ class ExpEpilogueTest : public testing::Test {
     SetElements(values, hidden);
     return op;
   }
-  void Compare(const v1::Op& op) {
+  void Compare(const v1::Op& op, const char* plan = "epilogue=exp") {
     const auto want = cpu_.Run(op);
     ASSERT_TRUE(want.ok()) << want.status();
     for (const Way way : {Way::kInMemory, Way::kEnqueued}) {
       const auto got = RunBy(runner_, way, op);
       ASSERT_TRUE(got.ok()) << got.status();
-      EXPECT_THAT(got->plan(), testing::HasSubstr("epilogue=exp"));
+      EXPECT_THAT(got->plan(), testing::HasSubstr(plan));
       for (const auto& [output, tensor] : want->outputs()) {
         EXPECT_LE(Distance(got->outputs().at(output), tensor, false),
                   ToleranceOf("", output, v1::BF16))
@@ -453,6 +453,21 @@ class ExpEpilogueTest : public testing::Test {
 TEST_F(ExpEpilogueTest, ImpossibleTokens) {
   for (const double scale : {10.0, 40.0, 1000.0}) Compare(Build("target", scale));
   Compare(Build("target bias", 40));
+}
+
+// grad_weight in 16 bits with less memory than all rows want.
+TEST_F(ExpEpilogueTest, SlicesOfTheVocabulary) {
+  for (const char* inputs : {"target", "target bias mask"}) {
+    v1::Op op = Build(inputs, 10);
+    v1::LinearGradients& gradients = *op.mutable_linear_cross_entropy()->mutable_gradients();
+    gradients.mutable_grad_weight()->set_dtype(v1::BF16);
+    for (const uint64_t limit : {500000, 900000}) {
+      runner_.cuda().device().workspace().SetLimit(limit);
+      Compare(op, "slices of");
+    }
+    gradients.clear_grad_hidden();
+    Compare(op, "slices of");
+  }
 }
 
 TEST_F(ExpEpilogueTest, RowsOfNaN) {
@@ -521,6 +536,42 @@ TEST_P(InvarianceTest, LogprobDoesNotDependOnTheCall) {
   const auto alone = RunBy(runner, Way::kInMemory, part, true);
   ASSERT_TRUE(alone.ok()) << alone.status();
   EXPECT_TRUE(alone->outputs().at("logprob").inline_data() == want.substr(kFirst * 4, kCount * 4));
+}
+
+// Operations whose gradients, or columns, need the logits again.
+TEST(StatisticsTest, AreThoseOfEveryOperation) {
+  CudaRunner runner(uint64_t{256} << 20);
+  const Shape shape = {300, 128, 4099, 0};
+  const auto logprob = [&](v1::Op op) {
+    const auto reply = RunBy(runner, Way::kInMemory, op, true);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return reply.ok() ? reply->outputs().at("logprob").inline_data() : std::string();
+  };
+  const std::string want = logprob(
+      BuildCase(runner.registry(), {"LinearCrossEntropy", "target", "", "", ""}, shape, v1::BF16));
+  for (const OptionCase& c : std::vector<OptionCase>{
+           {"LinearCrossEntropy", "target", "label_smoothing=0.1", "", ""},
+           {"LinearLogprob", "target ids", "", "", "top_k=3"},
+           {"LinearPolicyLoss", "target advantage old_logprob",
+            "kind=PPO clip_low=0.9 clip_high=20 entropy_kind=TRUE entropy_coef=0.1", "", ""},
+           {"LinearPolicyLoss", "target advantage old_logprob cu_seqlens",
+            "kind=GSPO clip_low=0.9 clip_high=20 entropy_kind=TRUE entropy_coef=0.1", "", ""}}) {
+    v1::Op op = BuildCase(runner.registry(), c, shape, v1::BF16);
+    // The same head in each.
+    const v1::Op model =
+        BuildCase(runner.registry(), {"LinearCrossEntropy", "target", "", "", ""}, shape, v1::BF16);
+    const auto copy = [&](auto* to) {
+      *to->mutable_linear() = model.linear_cross_entropy().linear();
+      *to->mutable_head()->mutable_target() = model.linear_cross_entropy().head().target();
+    };
+    if (op.has_linear_cross_entropy()) copy(op.mutable_linear_cross_entropy());
+    if (op.has_linear_logprob()) {
+      copy(op.mutable_linear_logprob());
+      op.mutable_linear_logprob()->clear_vocab_stats();
+    }
+    if (op.has_linear_policy_loss()) copy(op.mutable_linear_policy_loss());
+    EXPECT_TRUE(logprob(op) == want) << testing::PrintToString(c);
+  }
 }
 
 // Also where rows are fetched while the row before is written, and without the statistics that only an entropy needs.
