@@ -117,6 +117,15 @@ __device__ __forceinline__ uint64_t OperandDescriptor(const void* data) {
          (static_cast<uint64_t>(SharedAddress(data)) & 0x3ffff) >> 4;
 }
 
+// The same for operands whose columns lie beside each other in memory: 64 of them in 128 bytes, swizzled, for each of the product's terms;
+// groups of 8 terms follow each other, and the next 64 columns come `block_bytes` later. Each 16 terms are 2048 bytes further.
+__device__ __forceinline__ uint64_t ColumnsDescriptor(const void* data, uint32_t block_bytes) {
+  constexpr uint64_t kGroupBytes = 1024;
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  return kSwizzle128 | (kGroupBytes >> 4) << 32 | static_cast<uint64_t>(block_bytes >> 4) << 16 |
+         (static_cast<uint64_t>(SharedAddress(data)) & 0x3ffff) >> 4;
+}
+
 __device__ __forceinline__ void BeginProducts() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -156,6 +165,28 @@ __device__ __forceinline__ void Multiply64x192(float (&d)[96], uint64_t a, uint6
       : LOSSD_F16(d, 0), LOSSD_F16(d, 16), LOSSD_F16(d, 32), LOSSD_F16(d, 48), LOSSD_F16(d, 64),
         LOSSD_F16(d, 80)
       : "l"(a), "l"(b), "r"(adds));
+}
+// d [64, 256] = a b (+ d if `adds`), where the columns of b lie beside each other, and with kColumnsOfA those of the transposed a, too.
+template <bool kColumnsOfA>
+__device__ __forceinline__ void Multiply64x256(float (&d)[128], uint64_t a, uint64_t b, int adds) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.b32 adds, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+      "%128, %129, adds, 1, 1, %131, 1;\n"
+      "}\n"
+      : LOSSD_F16(d, 0), LOSSD_F16(d, 16), LOSSD_F16(d, 32), LOSSD_F16(d, 48), LOSSD_F16(d, 64),
+        LOSSD_F16(d, 80), LOSSD_F16(d, 96), LOSSD_F16(d, 112)
+      : "l"(a), "l"(b), "r"(adds), "n"(kColumnsOfA ? 1 : 0));
 }
 #undef LOSSD_F16
 #undef LOSSD_F4
