@@ -1,10 +1,9 @@
-#include "kernels/cuda/listed_product.h"
-
 #include <cuda_bf16.h>
 
 #include <algorithm>
 
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/listed_product.h"
 
 namespace lossd {
 namespace {
@@ -22,7 +21,8 @@ constexpr int kBytesOfA = kTileRows * kListedTerms * 2;
 constexpr int kBytesOfB = kTileColumns * kListedTerms * 2;
 constexpr int kStageBytes = kBytesOfA + kBytesOfB;
 constexpr int kSharedBytes = kStages * kStageBytes + 1024;
-constexpr int kBoxesOfB = kTileColumns / kBoxColumns / kClusterBlocks;  // of each block of the cluster
+constexpr int kBoxesOfB =
+    kTileColumns / kBoxColumns / kClusterBlocks;  // of each block of the cluster
 
 struct Shared {
   uint64_t full[kStages];
@@ -110,7 +110,8 @@ __device__ void StoreTile(const ListedProduct& p, const float (&acc)[128], int f
         }
         *to = make_float2(x, y);
       } else {
-        auto* to = reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.d) + begin + 8 * n);
+        auto* to =
+            reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.d) + begin + 8 * n);
         if (p.adds) {
           const float2 old = __bfloat1622float2(*to);
           x += old.x, y += old.y;
@@ -143,8 +144,9 @@ __device__ void MultiplyTiles(const ListedProduct& p, const Tiles& tiles, uint8_
     for (int k = 0; k < count; ++k, cursor.Next()) {
       hopper::Wait(&shared->full[cursor.stage], cursor.phase);
       const uint8_t* stage = stages + cursor.stage * kStageBytes;
-      const uint64_t a = kTransposed ? hopper::ColumnsDescriptor(stage + group * kBoxBytes, kBoxBytes)
-                                     : hopper::OperandDescriptor(stage + group * (kBytesOfA / 2));
+      const uint64_t a = kTransposed
+                             ? hopper::ColumnsDescriptor(stage + group * kBoxBytes, kBoxBytes)
+                             : hopper::OperandDescriptor(stage + group * (kBytesOfA / 2));
       const uint64_t b = hopper::ColumnsDescriptor(stage + kBytesOfA, kBoxBytes);
       hopper::HoldAccumulators(acc);
       hopper::BeginProducts();
@@ -165,7 +167,8 @@ __device__ void MultiplyTiles(const ListedProduct& p, const Tiles& tiles, uint8_
     hopper::HoldAccumulators(acc);
     if (count > 0) release(before);
     if (stopped || (count == 0 && p.adds)) continue;
-    const int row = rows * kListedRows + static_cast<int>(rank) * kTileRows + 64 * group + 16 * warp;
+    const int row =
+        rows * kListedRows + static_cast<int>(rank) * kTileRows + 64 * group + 16 * warp;
     StoreTile(p, acc, row, i % tiles.columns * kTileColumns);
   }
 }
@@ -227,10 +230,11 @@ cudaError_t LaunchListedProduct(const ListedProduct& product, cudaStream_t strea
 }
 
 cudaError_t PrepareListedProduct() {
-  const cudaError_t error =
-      cudaFuncSetAttribute(ListedProductKernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const cudaError_t error = cudaFuncSetAttribute(
+      ListedProductKernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(ListedProductKernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  return cudaFuncSetAttribute(ListedProductKernel<true>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
 }
 
 }  // namespace lossd

@@ -36,9 +36,9 @@ struct ListedProduct {
   void* d = nullptr;
   DType dtype = DType::kUnspecified;  // kBF16 or kF32
   int64_t d_stride = 0;
-  bool adds = false;                // d += the product
-  const int32_t* index = nullptr;   // [m]: the row of d, -1: none; null: the same
-  const float* factor = nullptr;    // [m]: of a row; null: 1
+  bool adds = false;                     // d += the product
+  const int32_t* index = nullptr;        // [m]: the row of d, -1: none; null: the same
+  const float* factor = nullptr;         // [m]: of a row; null: 1
   const ResultRecord* record = nullptr;  // nothing is written if its code is not 0
 };
 
