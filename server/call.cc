@@ -236,6 +236,7 @@ absl::Status Call::RunDone(Backend& backend) {
   Device& device = *backend.device;
   RunOptions options;
   options.batch_invariant = request_->batch_invariant();
+  options.gradient_filter = static_cast<float>(request_->gradient_filter());
   const absl::Time start = absl::Now();
   // The ready event has been reached: CheckReady. To let the device wait for it again would let a client that has recorded it anew meanwhile
   // stop the device.
@@ -258,6 +259,7 @@ absl::Status Call::RunEnqueued(Backend& backend) {
   Device& device = *backend.device;
   RunOptions options;
   options.batch_invariant = request_->batch_invariant();
+  options.gradient_filter = static_cast<float>(request_->gradient_filter());
   options.host_may_wait = false;
   if (ready_ != nullptr) LOSSD_RETURN_IF_ERROR(device.WaitEvent(*ready_));
   for (size_t i = 0; i < ops_.size(); ++i) {

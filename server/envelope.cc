@@ -88,9 +88,8 @@ absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool
     return FieldError("request_id", "absent without a session, which would remember it", "given");
   }
   // Also when it is NaN.
-  if (!(request.gradient_filter() == 0)) {
-    return UnimplementedError("gradient_filter", "0 in this build",
-                              absl::StrCat(request.gradient_filter()));
+  if (!(request.gradient_filter() >= 0 && request.gradient_filter() < 1)) {
+    return FieldError("gradient_filter", "in [0, 1)", absl::StrCat(request.gradient_filter()));
   }
   if (request.donate_size() > 0) {
     return UnimplementedError("donate", "empty in this build", request.donate(0));

@@ -1,5 +1,7 @@
 #include "kernels/core/launch_cache.h"
 
+#include <bit>
+
 #include <cstdint>
 #include <utility>
 
@@ -21,6 +23,7 @@ std::string KeyOf(const Op& op, const OpCall& call, Device& device) {
   }
   Append(reinterpret_cast<uintptr_t>(call.options.record_copy), &key);
   Append(call.options.batch_invariant ? 1 : 0, &key);
+  Append(std::bit_cast<uint32_t>(call.options.gradient_filter), &key);
   Append(device.workspace().used(), &key);
   Append(device.workspace().available(), &key);
   call.request->AppendToString(&key);

@@ -32,6 +32,8 @@ struct Backend {
 // How a call is to be run; from the request's envelope.
 struct RunOptions {
   bool batch_invariant = false;
+  // Softmax mass of a row below which a block of the gradient may be left out; 0: none is.
+  float gradient_filter = 0;
   // The host may wait for the device inside the call (completion DONE): row counts are then exact before the products.
   bool host_may_wait = true;
   // Where the record goes at the end, beside PendingResult; null: nowhere.

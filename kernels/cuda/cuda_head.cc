@@ -2,11 +2,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/cuda/block_lists.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/exp_product.h"
 #include "kernels/cuda/exp_rows.h"
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/head_run.h"
+#include "kernels/cuda/listed_product.h"
 #include "kernels/cuda/pair_kernels.h"
 #include "kernels/cuda/row_kernels.h"
 
@@ -27,6 +29,8 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   if (facts.has_exp_product()) {
     LOSSD_RETURN_IF_CUDA_ERROR(PrepareExpProduct(), "load the product with exponentials");
     LOSSD_RETURN_IF_CUDA_ERROR(PrepareExpRows(), "load the product with exponentials");
+    LOSSD_RETURN_IF_CUDA_ERROR(PrepareListedProduct(), "load the listed products");
+    LOSSD_RETURN_IF_CUDA_ERROR(PrepareBlockLists(), "load the listed products");
   }
   LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(facts.shared_bytes_per_block),
                              "load the pair's row kernels");

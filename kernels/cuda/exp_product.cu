@@ -160,7 +160,7 @@ struct Sums {
   }
 };
 
-template <ExpSums kSums, bool kStore, bool kBias>
+template <ExpSums kSums, bool kStore, bool kBias, bool kMass>
 class Epilogue {
  public:
   __device__ Epilogue(const ExpProduct& p, uint8_t* round, int warp)
@@ -197,6 +197,7 @@ class Epilogue {
 #pragma unroll
     for (int round = 0; round < kExpTileColumns / kRoundColumns; ++round) {
       uint32_t packed[2][2];
+      float mass[2] = {0, 0};
 #pragma unroll
       for (int n = 0; n < kRoundColumns / 8; ++n) {
         const int at = round * (kRoundColumns / 8) + n;
@@ -226,6 +227,7 @@ class Epilogue {
             }
           }
           packed[n % 2][half] = Pack(e[0], e[1]);
+          if constexpr (kMass) mass[half] += e[0] + e[1];
         }
         if (kStore && n % 2 == 1) {
           // Row lane % 8 (+ 8 for matrices 1 and 3), 16 bytes n - 1 or n, where its 8 pieces are turned by the row.
@@ -235,11 +237,27 @@ class Epilogue {
                                 packed[0][0], packed[0][1], packed[1][0], packed[1][1]);
         }
       }
+      if constexpr (kMass) StoreMass(mass, first, begin / kMassColumns + round);
       if constexpr (kStore) {
         __syncwarp();
         StoreRound<kSpecial>(first, begin + round * kRoundColumns);
         __syncwarp();
       }
+    }
+  }
+
+  __device__ void StoreMass(const float (&mass)[2], int first, int block) const {
+    static_assert(kMassColumns == kRoundColumns);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = mass[half];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = first + lane_ / 4 + 8 * half;
+      if (lane_ % 4 != 0 || row >= p_.rows || block >= p_.mass_stride) continue;
+      const int exponent = static_cast<int>(__float_as_uint(sum) >> 23 & 0xff);
+      p_.mass[row * p_.mass_stride + block] =
+          static_cast<uint8_t>(sum == 0 ? 0 : min(255, exponent + 1));
     }
   }
 
@@ -299,14 +317,14 @@ class Epilogue {
   const int lane_;
 };
 
-template <ExpSums kSums, bool kStore, bool kBias>
+template <ExpSums kSums, bool kStore, bool kBias, bool kMass>
 __device__ void MultiplyTiles(const ExpProduct& p, const Tiles& tiles, uint8_t* stages,
                               Shared* shared, uint32_t rank, int group) {
   const int warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int steps = (p.hidden_size + kDepth - 1) / kDepth;
   uint8_t* round = stages + kStages * kStageBytes + (4 * group + warp) * kRoundBytes;
-  const Epilogue<kSums, kStore, kBias> epilogue(p, round, warp);
+  const Epilogue<kSums, kStore, kBias, kMass> epilogue(p, round, warp);
   const auto release = [&](int stage) {
     if (lane < kClusterBlocks) hopper::ArriveAt(&shared->empty[stage], static_cast<uint32_t>(lane));
   };
@@ -357,7 +375,7 @@ __device__ void MultiplyTiles(const ExpProduct& p, const Tiles& tiles, uint8_t* 
   }
 }
 
-template <ExpSums kSums, bool kStore, bool kBias>
+template <ExpSums kSums, bool kStore, bool kBias, bool kMass>
 __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThreads, 1)
     ExpProductKernel(const __grid_constant__ ExpProduct p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -385,7 +403,7 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThread
     if (threadIdx.x % kGroupThreads == 0) CopyTiles(p, tiles, stages, &shared, rank);
   } else {
     hopper::TakeRegisters<240>();
-    MultiplyTiles<kSums, kStore, kBias>(p, tiles, stages, &shared, rank, group);
+    MultiplyTiles<kSums, kStore, kBias, kMass>(p, tiles, stages, &shared, rank, group);
   }
   // The other block may still write here, or arrive.
   __syncwarp();
@@ -393,25 +411,36 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThread
 #endif
 }
 
+// Which of the kernels.
+struct Variant {
+  ExpSums sums;
+  bool store;
+  bool bias;
+  bool mass;
+};
+
+template <ExpSums kSums, bool kStore, bool kMass, class F>
+cudaError_t WithBias(const Variant& variant, F f) {
+  return variant.bias ? f(ExpProductKernel<kSums, kStore, true, kMass>)
+                      : f(ExpProductKernel<kSums, kStore, false, kMass>);
+}
+template <ExpSums kSums, class F>
+cudaError_t WithSums(const Variant& variant, F f) {
+  if (!variant.store) return WithBias<kSums, false, false>(variant, f);
+  return variant.mass ? WithBias<kSums, true, true>(variant, f)
+                      : WithBias<kSums, true, false>(variant, f);
+}
 template <class F>
-cudaError_t WithKernel(ExpSums sums, bool store, bool bias, F f) {
-  const auto with = [&](auto s) {
-    constexpr ExpSums kSums = decltype(s)::value;
-    if (store)
-      return bias ? f(ExpProductKernel<kSums, true, true>)
-                  : f(ExpProductKernel<kSums, true, false>);
-    return bias ? f(ExpProductKernel<kSums, false, true>)
-                : f(ExpProductKernel<kSums, false, false>);
-  };
-  switch (sums) {
+cudaError_t WithKernel(const Variant& variant, F f) {
+  switch (variant.sums) {
     case ExpSums::kExp:
-      return with(std::integral_constant<ExpSums, ExpSums::kExp>());
+      return WithSums<ExpSums::kExp>(variant, f);
     case ExpSums::kEntropy:
-      return with(std::integral_constant<ExpSums, ExpSums::kEntropy>());
+      return WithSums<ExpSums::kEntropy>(variant, f);
     case ExpSums::kAll:
       break;
   }
-  return with(std::integral_constant<ExpSums, ExpSums::kAll>());
+  return WithSums<ExpSums::kAll>(variant, f);
 }
 
 }  // namespace
@@ -453,7 +482,9 @@ cudaError_t LaunchExpProduct(const ExpProduct& product, ExpSums sums, cudaStream
       (product.rows + kClusterBlocks * kExpTileRows - 1) / (kClusterBlocks * kExpTileRows);
   const int64_t columns = (product.columns + kExpTileColumns - 1) / kExpTileColumns;
   const auto clusters = std::min<int64_t>(multiprocessors / kClusterBlocks, pairs * columns);
-  return WithKernel(sums, product.e != nullptr, product.bias != nullptr, [&](auto* kernel) {
+  const Variant variant = {sums, product.e != nullptr, product.bias != nullptr,
+                           product.mass != nullptr};
+  return WithKernel(variant, [&](auto* kernel) {
     kernel<<<static_cast<unsigned>(clusters * kClusterBlocks), kThreads, kSharedBytes, stream>>>(
         product);
     return cudaGetLastError();
@@ -463,14 +494,13 @@ cudaError_t LaunchExpProduct(const ExpProduct& product, ExpSums sums, cudaStream
 cudaError_t PrepareExpProduct() {
   cudaError_t error = cudaSuccess;
   for (const ExpSums sums : {ExpSums::kExp, ExpSums::kEntropy, ExpSums::kAll}) {
-    for (const bool store : {false, true}) {
-      for (const bool bias : {false, true}) {
-        const cudaError_t next = WithKernel(sums, store, bias, [](auto* kernel) {
-          return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      kSharedBytes);
-        });
-        if (error == cudaSuccess) error = next;
-      }
+    for (int bits = 0; bits < 8; ++bits) {
+      const Variant variant = {sums, (bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+      const cudaError_t next = WithKernel(variant, [](auto* kernel) {
+        return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    kSharedBytes);
+      });
+      if (error == cudaSuccess) error = next;
     }
   }
   return error;

@@ -26,6 +26,9 @@ inline constexpr int kExpSumsCount[] = {1, 2, 6};
 // Order of the sums in `sums`.
 enum ExpSum : int32_t { kSumExp, kSumExpD, kSumExp2, kSumD, kLargestD, kLargestColumn };
 
+// Columns of a mass code c: their sum is below 2^(c - 127), and at least half of that; 0: it is 0; 255: perhaps not finite.
+inline constexpr int kMassColumns = 64;
+
 // Where a sum of 2^d is larger than this, the row's reference is too far below its largest logit.
 inline constexpr float kExpSumLimit = 0x1p60f;
 
@@ -48,6 +51,9 @@ struct ExpProduct {
   int64_t sums_stride = 0;  // at least rows
   int32_t* largest =
       nullptr;  // [rows], only of rows with a sum above the limit: bits of the largest d (d >= 0), by atomicMax
+  // [rows, mass_stride], out with e; may be null: of each 64 columns the exponent of their sum of e, as MassCode has it.
+  uint8_t* mass = nullptr;
+  int64_t mass_stride = 0;
   // Pairs of row tiles to compute, by device memory; null: all.
   const int32_t* pairs = nullptr;
   const int32_t* pair_count = nullptr;

@@ -276,9 +276,10 @@ __global__ void __launch_bounds__(kAnswerRows)
     }
   }
   if (in.factor == nullptr) return;
-  in.factor[r] = factor;
-  // 0 times what is not finite is not 0.
   const float sum = TotalOf(in, kSumExp, r, in.repaired[r / kPairRows] != 0);
+  in.factor[r] = factor;
+  if (in.total != nullptr) in.total[r] = sum;
+  // 0 times what is not finite is not 0.
   in.broken[r] = factor == 0 && !(sum < kLargestFinite) ? 1 : 0;
 }
 

@@ -46,6 +46,7 @@ struct ExpRows {
   int32_t* repaired = nullptr;    // [pairs of row tiles]: 1 on those
   // With gradients.
   float* factor = nullptr;    // [rows]: v; 0 of a row without gradient
+  float* total = nullptr;     // [rows]: S; may be null
   uint16_t* entry = nullptr;  // [rows]: e'_y in bf16
   uint8_t* broken = nullptr;  // [rows]: no gradient, but an e that is not finite
   uint16_t* e = nullptr;      // where it is stored

@@ -102,6 +102,7 @@ bool HeadRun::StoresExp() const {
 int64_t HeadRun::ExpBytes(int64_t rows) const {
   int64_t bytes = ExpLateBytes(rows);
   if (StoresExp()) bytes += rows * stride_ * 2;
+  if (filters_) bytes += FilterBytes(rows);
   return bytes;
 }
 
@@ -177,6 +178,7 @@ absl::StatusOr<bool> HeadRun::PlanExp() {
     weight_path_ = IsDirect(weight) ? WeightPath::kDirect : WeightPath::kTiles;
     if (weight_path_ == WeightPath::kTiles) LOSSD_RETURN_IF_ERROR(AllocateWeightPath());
   }
+  filters_ = CanFilter();
   bool fits = PlanExpChunks();
   if (first_ != nullptr && plan_.chunks.size() > 1) fits = false;
   const bool adds_up = !weight || (IsDirect(weight) && weight.dtype == DType::kF32);
@@ -187,6 +189,7 @@ absl::StatusOr<bool> HeadRun::PlanExp() {
     fits = AllocateWeightPath().ok() && PlanExpChunks();
     if (IsDirect(weight) && !(fits && plan_.LargestChunk() >= std::min(kSmallChunk, rows_))) {
       arena_.ReleaseTo(used);
+      filters_ = false;
       fits = PlanExpSlices();
       if (!fits) {
         weight_path_ = WeightPath::kAccumulator;
@@ -238,7 +241,8 @@ absl::Status HeadRun::AllocateExp() {
     LOSSD_ASSIGN_OR_RETURN(void* x, arena_.Allocate(rows * x_stride_ * 2, "gathered hidden rows"));
     x_ = static_cast<std::byte*>(x);
   }
-  int64_t bytes = ExpBytes(chunk_rows);
+  if (filters_) LOSSD_RETURN_IF_ERROR(AllocateFilter(chunk_rows));
+  int64_t bytes = ExpBytes(chunk_rows) - (filters_ ? FilterBytes(chunk_rows) : 0);
   if (slices) bytes = std::max(bytes, ExpSliceBytes(slice_columns_));
   LOSSD_ASSIGN_OR_RETURN(void* memory, arena_.Allocate(bytes, "exponentials and their sums"));
   late_ = static_cast<std::byte*>(memory);
@@ -273,6 +277,8 @@ absl::Status HeadRun::MultiplyExp(const Chunk& chunk, const ExpRows& rows, int64
   product.sums = rows.sums;
   product.sums_stride = chunk.rows;
   product.largest = known ? nullptr : rows.largest;
+  product.mass = mass_;
+  product.mass_stride = (columns_ + kMassColumns - 1) / kMassColumns;
   LOSSD_RETURN_IF_ERROR(
       Launched(LaunchExpProduct(product, rows.which, stream_), "multiply the hidden states"));
   // A slice: everything is known.
@@ -327,7 +333,7 @@ absl::Status HeadRun::RunExpChunk(const Chunk& chunk) {
   if (rows.e == nullptr) return absl::OkStatus();
   LOSSD_RETURN_IF_ERROR(
       Launched(LaunchExpEntries(rows, 0, columns_, stream_), "put the targets' entries"));
-  return MakeExpGradients(chunk, rows);
+  return filters_ ? MakeFilteredGradients(chunk, rows) : MakeExpGradients(chunk, rows);
 }
 
 // The hidden rows times their factors: over the gathered copy, or where the sums were.
@@ -367,6 +373,109 @@ absl::Status HeadRun::MakeExpGradients(const Chunk& chunk, const ExpRows& rows) 
                  "scatter grad_hidden"));
   }
   return absl::OkStatus();
+}
+
+// The filter's products write gradients themselves, two numbers at a time.
+bool HeadRun::CanFilter() const {
+  const HeadGradients& gradients = pass_.gradients;
+  if (!(pass_.gradient_filter > 0) || gradients.bias || !(gradients.hidden || gradients.weight)) {
+    return false;
+  }
+  const auto takes = [&](const RowsView& view) {
+    return !view || (IsDirect(view) && reinterpret_cast<uintptr_t>(view.data) % 8 == 0 &&
+                     (view.rows <= 1 || view.lead_strides[0] % 2 == 0));
+  };
+  return takes(gradients.hidden) && takes(gradients.weight);
+}
+
+int64_t HeadRun::FilterBytes(int64_t rows) const {
+  BlockLists lists;
+  lists.rows = rows;
+  lists.columns = columns_;
+  const int64_t blocks = lists.ColumnBlocks();
+  return rows * (blocks + 4) + lists.RowBlocks() * blocks +
+         2 * (lists.RowGroups() * blocks + lists.ColumnGroups() * lists.RowBlocks()) +
+         4 * (lists.RowGroups() + lists.ColumnGroups()) + 8 * int64_t{Arena::kAlignment};
+}
+
+absl::Status HeadRun::AllocateFilter(int64_t rows) {
+  lists_.rows = rows;
+  lists_.columns = columns_;
+  lists_.bound = pass_.gradient_filter;
+  lists_.mass_stride = lists_.ColumnBlocks();
+  const char* what = "the filter's blocks";
+  LOSSD_ASSIGN_OR_RETURN(mass_, arena_.AllocateArray<uint8_t>(rows * lists_.mass_stride, what));
+  lists_.mass = mass_;
+  LOSSD_ASSIGN_OR_RETURN(exp_rows_.total, arena_.AllocateArray<float>(rows, what));
+  LOSSD_ASSIGN_OR_RETURN(lists_.flags, arena_.AllocateArray<uint8_t>(
+                                           lists_.RowBlocks() * lists_.ColumnBlocks(), what));
+  LOSSD_ASSIGN_OR_RETURN(lists_.columns_of, arena_.AllocateArray<uint16_t>(
+                                                lists_.RowGroups() * lists_.ColumnBlocks(), what));
+  LOSSD_ASSIGN_OR_RETURN(lists_.rows_of, arena_.AllocateArray<uint16_t>(
+                                             lists_.ColumnGroups() * lists_.RowBlocks(), what));
+  LOSSD_ASSIGN_OR_RETURN(lists_.column_counts,
+                         arena_.AllocateArray<int32_t>(lists_.RowGroups(), what));
+  LOSSD_ASSIGN_OR_RETURN(lists_.row_counts,
+                         arena_.AllocateArray<int32_t>(lists_.ColumnGroups(), what));
+  return absl::OkStatus();
+}
+
+absl::Status HeadRun::MakeFilteredGradients(const Chunk& chunk, const ExpRows& rows) {
+  BlockLists lists = lists_;
+  lists.rows = chunk.rows;
+  lists.total = rows.total;
+  lists.factor = rows.factor;
+  lists.target = rows.target;
+  LOSSD_RETURN_IF_ERROR(Launched(LaunchBlockLists(lists, stream_), "list the blocks"));
+  const auto map = [&](const void* data, int64_t count, int64_t columns, int64_t stride, int box,
+                       CUtensorMap* to) {
+    return MakeExpMap(data, count, columns, stride, box, to) == CUDA_SUCCESS
+               ? absl::OkStatus()
+               : absl::InternalError("the driver cannot describe an operand of the gradients");
+  };
+  const HeadGradients& gradients = pass_.gradients;
+  ListedProduct product;
+  product.n = static_cast<int32_t>(head_.hidden_size);
+  product.record = pass_.record;
+  if (gradients.weight) {
+    PackedRows scaled = chunk.x;
+    if (!gather_) {
+      scaled.data = late_;
+      scaled.stride = x_stride_;
+    }
+    LOSSD_RETURN_IF_ERROR(ScaleExpRows(chunk, rows, &scaled));
+    LOSSD_RETURN_IF_ERROR(map(rows.e, chunk.rows, columns_, stride_, kListedTerms, &product.a));
+    LOSSD_RETURN_IF_ERROR(
+        map(scaled.data, chunk.rows, head_.hidden_size, scaled.stride, kListedTerms, &product.b));
+    product.transposed = true;
+    product.m = static_cast<int32_t>(columns_);
+    product.list = {lists.rows_of, lists.RowBlocks(), lists.row_counts, 1};
+    const bool direct = weight_path_ == WeightPath::kDirect;
+    product.d = direct ? gradients.weight.data : dw_;
+    product.dtype = direct ? gradients.weight.dtype : DType::kF32;
+    product.d_stride = !direct || gradients.weight.rows <= 1 ? head_.hidden_size
+                                                             : gradients.weight.lead_strides[0];
+    product.adds = !chunk.first || (direct && gradients.weight_mode == GradMode::kAccumulate);
+    LOSSD_RETURN_IF_ERROR(
+        Launched(LaunchListedProduct(product, stream_), "multiply the blocks of grad_weight"));
+  }
+  if (!gradients.hidden) return absl::OkStatus();
+  const int64_t weight_stride =
+      head_.weight.rows <= 1 ? head_.hidden_size : head_.weight.lead_strides[0];
+  LOSSD_RETURN_IF_ERROR(map(rows.e, chunk.rows, columns_, stride_, kListedRows / 2, &product.a));
+  LOSSD_RETURN_IF_ERROR(
+      map(head_.weight.data, columns_, head_.hidden_size, weight_stride, kListedTerms, &product.b));
+  product.transposed = false;
+  product.m = static_cast<int32_t>(chunk.rows);
+  product.list = {lists.columns_of, lists.ColumnBlocks(), lists.column_counts, 1};
+  product.d = gradients.hidden.data;
+  product.dtype = gradients.hidden.dtype;
+  product.d_stride =
+      gradients.hidden.rows <= 1 ? head_.hidden_size : gradients.hidden.lead_strides[0];
+  product.adds = false;
+  product.index = rows.index;
+  product.factor = rows.factor;
+  return Launched(LaunchListedProduct(product, stream_), "multiply the blocks of grad_hidden");
 }
 
 // grad_weight slice by slice, each finished by one product over all rows: their references and factors are known now.

@@ -47,6 +47,7 @@ std::string HeadRun::Describe() const {
   if (rows_ == 0) return "chunks=0";
   std::string text = absl::StrCat(plan_.Describe(), " products=", NameOf(product_));
   if (exp_) absl::StrAppend(&text, " epilogue=exp");
+  if (filters_) absl::StrAppend(&text, " filter=", pass_.gradient_filter);
   if (first_ != nullptr) absl::StrAppend(&text, " logits=kept");
   if (gather_) absl::StrAppend(&text, " gathered=", real_rows_);
   switch (weight_path_) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/cuda/block_lists.h"
 #include "kernels/cuda/chunk_plan.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
@@ -125,6 +126,10 @@ class HeadRun {
   absl::Status ScaleExpRows(const Chunk& chunk, const ExpRows& rows, PackedRows* scaled);
   absl::Status MakeExpGradients(const Chunk& chunk, const ExpRows& rows);
   absl::Status RunExpSlices();
+  bool CanFilter() const;
+  absl::Status AllocateFilter(int64_t rows);
+  int64_t FilterBytes(int64_t rows) const;
+  absl::Status MakeFilteredGradients(const Chunk& chunk, const ExpRows& rows);
   absl::Status AllocateWeightPath();
   bool IsDirect(const RowsView& view) const;
   ChunkRequest MakeRequest() const;
@@ -212,6 +217,9 @@ class HeadRun {
   float* exp_bias_ = nullptr;  // [tiles of columns]
   std::byte* late_ = nullptr;
   int64_t slice_columns_ = 0;
+  bool filters_ = false;
+  BlockLists lists_;
+  uint8_t* mass_ = nullptr;
 };
 
 }  // namespace lossd

@@ -106,6 +106,7 @@ HeadPass HeadEngine::MakePass(const HeadProblem& head, const RowProgram& program
   pass.gradients = outputs.gradients;
   pass.column_weight = outputs.column_weight;
   pass.batch_invariant = call_->options.batch_invariant;
+  pass.gradient_filter = call_->options.gradient_filter;
   pass.record = record_;
   return pass;
 }

@@ -31,6 +31,8 @@ struct HeadPass {
   const float* column_weight = nullptr;
   // Same bits for a row whatever else is in the call: fixed-size row tiles.
   bool batch_invariant = false;
+  // Blocks of the gradient in which every row has less softmax mass, and none its target, may be left out; 0: none is.
+  float gradient_filter = 0;
   // Nothing is written if record->code is not 0.
   ResultRecord* record = nullptr;
 };

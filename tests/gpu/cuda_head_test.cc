@@ -91,6 +91,34 @@ TEST_F(ExpEpilogueTest, RowsOfNaN) {
   Compare(op);
 }
 
+// Few tokens have most of the mass: what is left out is little, and with a bound of almost nothing it is nothing.
+TEST_F(ExpEpilogueTest, FilteredGradients) {
+  for (const char* inputs : {"target", "target mask"}) {
+    v1::Op op = Build(inputs, 40);
+    const auto exact = runner_.RunInMemory(op, RunOptions());
+    ASSERT_TRUE(exact.ok()) << exact.status();
+    for (const double bound : {1e-12, 1e-3}) {
+      for (const v1::DType dtype : {v1::F32, v1::BF16}) {
+        v1::LinearGradients& gradients = *op.mutable_linear_cross_entropy()->mutable_gradients();
+        gradients.mutable_grad_weight()->set_dtype(dtype);
+        gradients.mutable_grad_hidden()->set_dtype(dtype);
+        RunOptions options;
+        options.gradient_filter = static_cast<float>(bound);
+        const auto got = runner_.RunInMemory(op, options);
+        ASSERT_TRUE(got.ok()) << got.status();
+        EXPECT_THAT(got->plan(), testing::HasSubstr("filter="));
+        for (const auto& [output, tensor] : exact->outputs()) {
+          const bool gradient = output.rfind("grad_", 0) == 0;
+          EXPECT_LE(Distance(got->outputs().at(output), tensor, false), !gradient      ? 0
+                                                                        : bound > 1e-6 ? 3e-2
+                                                                                       : 3e-3)
+              << inputs << " " << bound << " " << output;
+        }
+      }
+    }
+  }
+}
+
 // A row's log-probability has the same bits in any call, by any operation.
 struct InvarianceCase {
   const char* inputs;

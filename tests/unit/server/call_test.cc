@@ -158,10 +158,10 @@ TEST_F(CallTest, RefusesWhatItDoesNotDoByName) {
     return request;
   };
   EXPECT_EQ(RefusalOf(v1::RunRequest()), "INVALID_ARGUMENT ops");
-  EXPECT_EQ(RefusalOf(with([](auto& r) { r.set_gradient_filter(0.1); })),
-            "UNIMPLEMENTED gradient_filter");
+  EXPECT_EQ(RefusalOf(with([](auto& r) { r.set_gradient_filter(1); })),
+            "INVALID_ARGUMENT gradient_filter");
   EXPECT_EQ(RefusalOf(with([](auto& r) { r.set_gradient_filter(NAN); })),
-            "UNIMPLEMENTED gradient_filter");
+            "INVALID_ARGUMENT gradient_filter");
   EXPECT_EQ(RefusalOf(with([](auto& r) { r.add_donate("hidden"); })), "UNIMPLEMENTED donate");
   EXPECT_EQ(RefusalOf(with([](auto& r) { r.set_completion(v1::ENQUEUED); })),
             "UNIMPLEMENTED completion");
