@@ -1,7 +1,6 @@
 #include "kernels/core/launch_cache.h"
 
 #include <bit>
-
 #include <cstdint>
 #include <utility>
 
