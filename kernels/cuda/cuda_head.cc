@@ -36,17 +36,8 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
 
 absl::Status CudaHead::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                                  ResultRecord* found) {
-  Arena& arena = device_->workspace();
-  LOSSD_ASSIGN_OR_RETURN(rows->index, arena.AllocateArray<int32_t>(head.rows, "the row numbers"));
-  LOSSD_ASSIGN_OR_RETURN(rows->counted, arena.AllocateArray<uint8_t>(head.rows, "the row mask"));
-  rows->count = &start.record->count;
-  // Without a mask and ids to ignore every row counts, and nobody has to ask.
-  const bool all = !head.mask && !head.target;
-  rows->host_count = all ? head.rows : -1;
-  start.elements.counted = start.sequences.counted = start.fill.counted = rows->counted;
-  start.elements.count = rows->count;
-  start.elements.record = start.sequences.record = start.record;
-  start.fill.record = start.record;
+  LOSSD_RETURN_IF_ERROR(AllocateRowSet(head, device_->workspace(), start, rows));
+  const bool all = rows->host_count == head.rows;
   const bool waits = start.host_may_wait && (start.checks() || !all);
   const bool small = !waits && IsSmallFill(start.fill);
   LOSSD_RETURN_IF_CUDA_ERROR(
