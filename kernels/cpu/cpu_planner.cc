@@ -32,30 +32,31 @@ ProductCost CostOf(const HeadPass& pass, const HeadPlan& plan, int64_t rows) {
   return cost;
 }
 
-void AddNotes(const HeadPass& pass, const HeadPlan& plan, int64_t rows, const char* weight,
-              std::vector<std::string>* notes) {
+std::string ConvertReason(const char* weight) {
+  return absl::StrCat(weight,
+                      ": is not fp32 with even rows: converted tile by tile in every chunk");
+}
+
+void Explain(const HeadPass& pass, const HeadPlan& plan, int64_t rows, PlannedPass* out) {
   if (pass.batch_invariant) {
-    notes->push_back(absl::StrCat("batch_invariant: products of ", kInvariantRows, " rows, ",
-                                  MultipliedRows(pass, plan, rows), " in all"));
+    out->reasons.push_back(absl::StrCat("batch_invariant: products of ", kInvariantRows, " rows, ",
+                                        MultipliedRows(pass, plan, rows), " in all"));
   }
   if (plan.chunks > 1) {
-    notes->push_back(absl::StrCat("workspace: holds the logits of ", plan.chunk_rows, " of ", rows,
-                                  " rows, the weight is read ", plan.chunks, " times"));
+    out->reasons.push_back(absl::StrCat("workspace: holds the logits of ", plan.chunk_rows, " of ",
+                                        rows, " rows, the weight is read ", plan.chunks, " times"));
   }
-  if (plan.convert_weight) {
-    notes->push_back(absl::StrCat(weight,
-                                  ": is not fp32 with even rows, so that each thread "
-                                  "converts it tile by tile in every chunk"));
-  }
+  if (plan.convert_weight) out->reasons.push_back(ConvertReason("weight"));
   const RowsView& grad_weight = pass.gradients.weight;
   if (!grad_weight) return;
   if (plan.weight_accumulator) {
-    notes->push_back(absl::StrCat("grad_weight: ", NameOf(grad_weight.dtype),
-                                  " does not add up over chunks, so that they add up in fp32"));
+    out->ways.push_back("grad_weight: added up over the chunks in fp32 in the workspace");
+    out->reasons.push_back(
+        absl::StrCat("grad_weight: ", NameOf(grad_weight.dtype), " does not add up over chunks"));
   } else if (!IsPlainF32(grad_weight)) {
-    notes->push_back("grad_weight: tile by tile in fp32, rounded once");
+    out->ways.push_back("grad_weight: tile by tile in fp32, rounded once");
   } else {
-    notes->push_back("grad_weight: the products add to the destination");
+    out->ways.push_back("grad_weight: the products add to the destination");
   }
 }
 
@@ -73,9 +74,10 @@ absl::Status CpuPlanner::RunHead(const HeadPass& pass, std::string*) {
   PlannedPass planned;
   planned.plan = DescribePlan(plan, pass, rows, sweeps_.name);
   planned.cost = CostOf(pass, plan, rows);
-  if (again_) planned.notes.push_back(kLogitsAgain);
-  AddNotes(pass, plan, rows, "weight", &planned.notes);
+  if (again_) planned.reasons.push_back(kLogitsAgain);
+  Explain(pass, plan, rows, &planned);
   Add(std::move(planned), mark);
+  arena().ReleaseTo(mark);
   return absl::OkStatus();
 }
 
@@ -101,16 +103,15 @@ absl::Status CpuPlanner::RunPairOfHead(const PairPass& pass) {
   PlannedPass planned;
   planned.plan = heads.Describe(rows, sweeps_.name);
   planned.cost = CostOf(heads.student_pass(), heads.plan(), rows);
-  AddNotes(heads.student_pass(), heads.plan(), rows, "weight", &planned.notes);
+  Explain(heads.student_pass(), heads.plan(), rows, &planned);
   if (heads.has_teacher()) {
     planned.cost.logits += CostOf(heads.teacher_pass(), heads.plan(), rows).logits;
     if (heads.teacher_plan().convert_weight) {
-      planned.notes.push_back(
-          "teacher_weight: is not fp32 with even rows, so that each thread converts it tile by "
-          "tile in every chunk");
+      planned.reasons.push_back(ConvertReason("teacher_weight"));
     }
   }
   Add(std::move(planned), mark);
+  arena().ReleaseTo(mark);
   return absl::OkStatus();
 }
 
@@ -121,8 +122,9 @@ absl::Status CpuPlanner::RunPairOfValues(const PairPass& pass) {
   LOSSD_RETURN_IF_ERROR(AllocateValueRows(pass, arena(), threads(), &students, &teachers));
   PlannedPass planned;
   planned.plan = DescribeValues(pass, CountOf(pass.rows, pass.student.head), sweeps_.name);
-  planned.notes.push_back("one pass over the rows of both tensors: no products");
+  planned.ways.push_back("one pass over the rows of both tensors: no products");
   Add(std::move(planned), mark);
+  arena().ReleaseTo(mark);
   return absl::OkStatus();
 }
 

@@ -65,7 +65,6 @@ void Planner::Add(PlannedPass pass, uint64_t mark) {
   }
   explanation_.peak_bytes = std::max(explanation_.peak_bytes, arena().used());
   explanation_.passes.push_back(std::move(pass));
-  arena().ReleaseTo(mark);
 }
 
 Explanation Planner::Finish() {

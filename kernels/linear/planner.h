@@ -33,8 +33,10 @@ struct ProductCost {
 struct PlannedPass {
   std::string plan;  // as in the reply
   ProductCost cost;
-  // How it is done, and why a faster way is not taken: "label_smoothing: needs the logits again".
-  std::vector<std::string> notes;
+  // How it is done: "grad_weight: the products add to the destination".
+  std::vector<std::string> ways;
+  // Why a faster way is not taken: "label_smoothing: needs the logits again".
+  std::vector<std::string> reasons;
   std::vector<WorkspacePart> workspace;
 };
 
@@ -45,7 +47,7 @@ struct Explanation {
   uint64_t peak_bytes = 0;
 };
 
-// A note of a sweep that repeats the products of the one before.
+// The reason of a sweep that repeats the products of the one before.
 inline constexpr char kLogitsAgain[] =
     "the gradient of a row needs statistics of all rows: the logits are multiplied again";
 
@@ -64,8 +66,9 @@ class Planner : public HeadBackend {
   Planner(DeviceDescription description, uint64_t workspace_bytes);
 
   Arena& arena() { return device_.workspace(); }
-  // A pass whose memory is what was allocated since used() was `mark`; gives it back.
+  // A pass whose memory is what has been allocated since used() was `mark`.
   void Add(PlannedPass pass, uint64_t mark);
+  std::vector<PlannedPass>& passes() { return explanation_.passes; }
 
  private:
   PlannedDevice device_;

@@ -40,8 +40,8 @@ TEST(CpuPlannerTest, OneChunkMultipliesThreeTimes) {
   EXPECT_EQ(pass.cost.logits, kProduct);
   EXPECT_EQ(pass.cost.grad_hidden, kProduct);
   EXPECT_EQ(pass.cost.grad_weight, kProduct);
-  EXPECT_THAT(pass.notes, Contains("grad_weight: the products add to the destination"));
-  EXPECT_THAT(pass.notes, Not(Contains(StartsWith("workspace:"))));
+  EXPECT_THAT(pass.ways, Contains("grad_weight: the products add to the destination"));
+  EXPECT_THAT(pass.reasons, Not(Contains(StartsWith("workspace:"))));
   EXPECT_EQ(BytesOf(pass.workspace, "logits"), 512u * 1008 * 4);
   EXPECT_EQ(BytesOf(explained->workspace, "row losses"), 512u * 4);
   uint64_t sum = 0;
@@ -58,9 +58,9 @@ TEST(CpuPlannerTest, SaysWhatAHalfTypeAndASmallWorkspaceCost) {
   ASSERT_TRUE(explained.ok()) << explained.status();
   const PlannedPass& pass = explained->passes[0];
   EXPECT_THAT(pass.plan, HasSubstr("fp32-accumulator"));
-  EXPECT_THAT(pass.notes, Contains(StartsWith("workspace: holds the logits of ")));
-  EXPECT_THAT(pass.notes, Contains(StartsWith("weight: is not fp32")));
-  EXPECT_THAT(pass.notes, Contains(StartsWith("grad_weight: bf16 does not add up over chunks")));
+  EXPECT_THAT(pass.reasons, Contains(StartsWith("workspace: holds the logits of ")));
+  EXPECT_THAT(pass.reasons, Contains(StartsWith("weight: is not fp32")));
+  EXPECT_THAT(pass.reasons, Contains(StartsWith("grad_weight: bf16 does not add up over chunks")));
   EXPECT_EQ(BytesOf(pass.workspace, "grad_weight in fp32"), 1000u * 64 * 4);
 }
 
@@ -75,7 +75,7 @@ TEST(CpuPlannerTest, CountsThePaddingOfBatchInvariantTiles) {
   const PlannedPass& pass = explained->passes[0];
   EXPECT_EQ(pass.cost.logits, kProduct);
   EXPECT_EQ(pass.cost.grad_hidden, kProduct / 512 * 500);
-  EXPECT_THAT(pass.notes, Contains("batch_invariant: products of 32 rows, 512 in all"));
+  EXPECT_THAT(pass.reasons, Contains("batch_invariant: products of 32 rows, 512 in all"));
 }
 
 TEST(CpuPlannerTest, NamesTheSecondSweepOfAnObjectiveOfSequences) {
@@ -88,7 +88,7 @@ TEST(CpuPlannerTest, NamesTheSecondSweepOfAnObjectiveOfSequences) {
   ASSERT_TRUE(explained.ok()) << explained.status();
   ASSERT_GE(explained->passes.size(), 2u);
   const PlannedPass& last = explained->passes.back();
-  EXPECT_THAT(last.notes, Contains(kLogitsAgain));
+  EXPECT_THAT(last.reasons, Contains(kLogitsAgain));
   EXPECT_GT(last.cost.grad_weight, 0);
 }
 
