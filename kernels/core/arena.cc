@@ -23,8 +23,13 @@ absl::StatusOr<void*> Arena::Allocate(uint64_t bytes, const char* what) {
                      "or send fewer rows"));
   }
   void* memory = base_ + used_;
+  if (parts_ != nullptr) parts_->push_back({what, used_, rounded});
   used_ += rounded;
   return memory;
+}
+
+void Arena::DropParts() {
+  while (!parts_->empty() && parts_->back().begin >= used_) parts_->pop_back();
 }
 
 }  // namespace lossd

@@ -4,10 +4,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace lossd {
+
+// An allocation that has not been given back.
+struct ArenaPart {
+  std::string what;
+  uint64_t begin = 0;  // bytes from the start
+  uint64_t bytes = 0;  // with what alignment adds
+};
 
 // Hands out memory of a fixed range; everything is given back at once by Reset. Thread-compatible.
 class Arena {
@@ -28,9 +37,14 @@ class Arena {
     return static_cast<T*>(*memory);
   }
 
-  void Reset() { used_ = 0; }
+  void Reset() { ReleaseTo(0); }
   // Gives back what was allocated since used() was `mark`. On a GPU work that still uses it must come earlier in the same queue.
-  void ReleaseTo(uint64_t mark) { used_ = mark; }
+  void ReleaseTo(uint64_t mark) {
+    used_ = mark;
+    if (parts_ != nullptr) DropParts();
+  }
+  // Keeps *parts equal to the allocations from now on. Borrowed; null ends it.
+  void ListParts(std::vector<ArenaPart>* parts) { parts_ = parts; }
   // At most `limit` bytes until the next SetLimit; 0 = all.
   void SetLimit(uint64_t limit) { limit_ = limit; }
   uint64_t used() const { return used_; }
@@ -38,10 +52,13 @@ class Arena {
   uint64_t bytes() const { return bytes_; }
 
  private:
+  void DropParts();
+
   std::byte* base_ = nullptr;
   uint64_t bytes_ = 0;
   uint64_t used_ = 0;
   uint64_t limit_ = 0;
+  std::vector<ArenaPart>* parts_ = nullptr;
 };
 
 }  // namespace lossd

@@ -14,9 +14,7 @@ namespace lossd {
 
 absl::Status CpuHead::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                                 ResultRecord* found) {
-  Arena& arena = device_.workspace();
-  LOSSD_ASSIGN_OR_RETURN(rows->index, arena.AllocateArray<int32_t>(head.rows, "row numbers"));
-  LOSSD_ASSIGN_OR_RETURN(rows->counted, arena.AllocateArray<uint8_t>(head.rows, "row marks"));
+  LOSSD_RETURN_IF_ERROR(AllocateRowSet(head, device_.workspace(), start, rows));
   *start.record = ResultRecord();
   int64_t count = 0;
   for (int64_t i = 0; i < head.rows; ++i) {
@@ -24,12 +22,7 @@ absl::Status CpuHead::StartRows(const HeadProblem& head, RowStart& start, RowSet
     if (rows->counted[i] != 0) rows->index[count++] = static_cast<int32_t>(i);
   }
   std::fill(rows->index + count, rows->index + head.rows, -1);
-  rows->count = &start.record->count;
   *rows->count = rows->host_count = count;
-  start.elements.counted = start.sequences.counted = start.fill.counted = rows->counted;
-  start.elements.count = rows->count;
-  start.elements.record = start.sequences.record = start.record;
-  start.fill.record = start.record;
   LOSSD_RETURN_IF_ERROR(RunStage(start.elements, start.elements.Instances()));
   LOSSD_RETURN_IF_ERROR(RunStage(start.sequences, start.sequences.Instances()));
   *found = *start.record;
@@ -56,9 +49,10 @@ absl::Status CpuHead::RunHead(const HeadPass& pass, std::string* plan_text) {
   const int64_t count = *pass.rows.count;
   LOSSD_ASSIGN_OR_RETURN(const HeadPlan plan,
                          PlanHead(pass, count, device_.pool().threads(), arena.available()));
-  HeadSweep sweep(pass, plan, device_);
-  absl::Status status = sweep.Allocate();
+  HeadSweep sweep(pass, plan, &device_);
+  absl::Status status = sweep.Allocate(arena, device_.pool().threads());
   if (status.ok()) {
+    sweep.Start();
     RowPass rows;
     rows.pass = &pass;
     rows.sweeps = &sweeps_;
@@ -73,10 +67,8 @@ absl::Status CpuHead::RunHead(const HeadPass& pass, std::string* plan_text) {
       });
     }
     sweep.Finish();
-    absl::StrAppend(plan_text, plan_text->empty() ? "" : "; ", "rows=", count, "/", pass.head.rows,
-                    " chunks=", plan.chunks, "x", plan.chunk_rows, " tile=", plan.column_tile,
-                    pass.batch_invariant ? " batch-invariant" : "",
-                    plan.weight_accumulator ? " fp32-accumulator" : "", " sweeps=", sweeps_.name);
+    absl::StrAppend(plan_text, plan_text->empty() ? "" : "; ",
+                    DescribePlan(plan, pass, count, sweeps_.name));
   }
   arena.ReleaseTo(mark);
   return status;

@@ -69,4 +69,12 @@ absl::StatusOr<HeadPlan> PlanHead(const HeadPass& pass, int64_t rows, int thread
   return plan;
 }
 
+std::string DescribePlan(const HeadPlan& plan, const HeadPass& pass, int64_t rows,
+                         const char* sweeps) {
+  return absl::StrCat("rows=", rows, "/", pass.head.rows, " chunks=", plan.chunks, "x",
+                      plan.chunk_rows, " tile=", plan.column_tile,
+                      pass.batch_invariant ? " batch-invariant" : "",
+                      plan.weight_accumulator ? " fp32-accumulator" : "", " sweeps=", sweeps);
+}
+
 }  // namespace lossd

@@ -30,6 +30,10 @@ struct HeadPlan {
 absl::StatusOr<HeadPlan> PlanHead(const HeadPass& pass, int64_t rows, int threads, uint64_t free,
                                   int64_t max_rows = 0);
 
+// As the reply has it. `sweeps`: what they are compiled for.
+std::string DescribePlan(const HeadPlan& plan, const HeadPass& pass, int64_t rows,
+                         const char* sweeps);
+
 }  // namespace lossd
 
 #endif  // LOSSD_KERNELS_CPU_HEAD_PLAN_H_

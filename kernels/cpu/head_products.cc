@@ -14,11 +14,10 @@ int64_t StrideOf(const RowsView& view) { return std::max(view.lead_strides[0], v
 
 }  // namespace
 
-absl::Status HeadProducts::Allocate() {
-  Arena& arena = device_.workspace();
+absl::Status HeadProducts::Allocate(Arena& arena, int threads) {
   const int64_t hidden_size = pass_.head.hidden_size;
   if (plan_.tiles) {
-    const int64_t elements = device_.pool().threads() * plan_.column_tile * hidden_size;
+    const int64_t elements = threads * plan_.column_tile * hidden_size;
     LOSSD_ASSIGN_OR_RETURN(tile_buffers_, arena.AllocateArray<float>(elements, "the weight tiles"));
   }
   if (plan_.weight_accumulator) {
@@ -28,9 +27,14 @@ absl::Status HeadProducts::Allocate() {
   if (pass_.gradients.bias) {
     LOSSD_ASSIGN_OR_RETURN(bias_accumulator_,
                            arena.AllocateArray<double>(columns(), "grad_bias in fp64"));
-    std::fill(bias_accumulator_, bias_accumulator_ + columns(), 0.0);
   }
   return absl::OkStatus();
+}
+
+void HeadProducts::Start() {
+  if (pass_.gradients.bias) {
+    std::fill(bias_accumulator_, bias_accumulator_ + columns(), 0.0);
+  }
 }
 
 int64_t HeadProducts::TileWidth(int64_t tile) const {
@@ -52,7 +56,7 @@ const float* HeadProducts::WeightRows(int64_t begin, int64_t count, float* buffe
 void HeadProducts::Logits(const float* hidden, int64_t rows, float* logits) {
   const int64_t hidden_size = pass_.head.hidden_size;
   const int64_t step = pass_.batch_invariant ? kInvariantRows : rows;
-  device_.pool().For(tiles(), [&](int64_t tile, int worker) {
+  device_->pool().For(tiles(), [&](int64_t tile, int worker) {
     MatrixProduct product;
     product.b_transposed = true;
     product.m = step;
@@ -64,7 +68,7 @@ void HeadProducts::Logits(const float* hidden, int64_t rows, float* logits) {
     for (int64_t row = 0; row < rows; row += step) {
       product.a = hidden + row * hidden_size;
       product.c = logits + row * plan_.logits_stride + TileBegin(tile);
-      device_.gemm().Run(product);
+      device_->gemm().Run(product);
     }
   });
 }
@@ -80,10 +84,10 @@ void HeadProducts::GradHidden(const float* draw, int64_t rows, float* grad_hidde
     return;
   }
   // A slab of weight, one tile from each thread, is converted and then used by all.
-  const int64_t slab = device_.pool().threads();
+  const int64_t slab = device_->pool().threads();
   for (int64_t first = 0; first < tiles(); first += slab) {
     const int64_t count = std::min(slab, tiles() - first);
-    device_.pool().For(count, [&](int64_t slot, int) {
+    device_->pool().For(count, [&](int64_t slot, int) {
       int64_t stride = 0;
       WeightRows(TileBegin(first + slot), TileWidth(first + slot), TileBuffer(slot), &stride);
     });
@@ -101,12 +105,12 @@ void HeadProducts::GradHiddenBlocks(const float* draw, int64_t k, const float* w
   int64_t row_block = 256;
   int64_t column_block = 512;
   const auto blocks = [](int64_t extent, int64_t block) { return (extent + block - 1) / block; };
-  const int64_t threads = device_.pool().threads();
+  const int64_t threads = device_->pool().threads();
   while (blocks(rows, row_block) * blocks(hidden_size, column_block) < threads && row_block > 32) {
     column_block > 64 ? column_block /= 2 : row_block /= 2;
   }
   const int64_t across = blocks(hidden_size, column_block);
-  device_.pool().For(blocks(rows, row_block) * across, [&](int64_t block, int) {
+  device_->pool().For(blocks(rows, row_block) * across, [&](int64_t block, int) {
     const int64_t row = block / across * row_block;
     const int64_t column = block % across * column_block;
     MatrixProduct product;
@@ -120,13 +124,13 @@ void HeadProducts::GradHiddenBlocks(const float* draw, int64_t k, const float* w
     product.c = grad_hidden + row * hidden_size + column;
     product.c_stride = hidden_size;
     product.accumulate = accumulate;
-    device_.gemm().Run(product);
+    device_->gemm().Run(product);
   });
 }
 
 void HeadProducts::GradWeight(const float* draw, const float* hidden, int64_t rows) {
   if (rows == 0) return;
-  device_.pool().For(tiles(), [&](int64_t tile, int worker) {
+  device_->pool().For(tiles(), [&](int64_t tile, int worker) {
     if (pass_.gradients.weight) GradWeightTile(draw, hidden, rows, tile, worker);
     if (pass_.gradients.bias) GradBiasTile(draw, rows, tile);
   });
@@ -153,18 +157,18 @@ void HeadProducts::GradWeightTile(const float* draw, const float* hidden, int64_
     product.c = destination.Row<float>(begin);
     product.c_stride = StrideOf(destination);
     product.accumulate = add || started_;
-    device_.gemm().Run(product);
+    device_->gemm().Run(product);
     return;
   }
   if (weight_accumulator_ != nullptr) {
     product.c = weight_accumulator_ + begin * hidden_size;
     product.accumulate = started_;
-    device_.gemm().Run(product);
+    device_->gemm().Run(product);
     return;
   }
   // The only chunk: the tile is complete and is rounded once.
   product.c = TileBuffer(worker);
-  device_.gemm().Run(product);
+  device_->gemm().Run(product);
   for (int64_t j = 0; j < product.m; ++j) {
     StoreRow(product.c + j * hidden_size, add, destination, begin + j);
   }
@@ -195,7 +199,7 @@ void HeadProducts::Finish() {
     const int64_t total = (pass_.head.vocab + plan_.column_tile - 1) / plan_.column_tile;
     const bool rounded = weight_accumulator_ != nullptr && started_;
     const std::vector<float> zeros(hidden_size, 0.0f);
-    device_.pool().For(total, [&](int64_t tile, int) {
+    device_->pool().For(total, [&](int64_t tile, int) {
       const int64_t end = std::min(pass_.head.vocab, TileBegin(tile) + plan_.column_tile);
       for (int64_t row = TileBegin(tile); row < end; ++row) {
         if (row < columns() && rounded) {

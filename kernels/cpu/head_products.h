@@ -11,14 +11,16 @@
 
 namespace lossd {
 
-// Borrows the device and the pass for one sweep.
+// Borrows the device and the pass for one sweep. Without a device only Allocate may be called.
 class HeadProducts {
  public:
-  HeadProducts(const HeadPass& pass, const HeadPlan& plan, CpuDevice& device)
+  HeadProducts(const HeadPass& pass, const HeadPlan& plan, CpuDevice* device)
       : pass_(pass), plan_(plan), device_(device) {}
 
   // Takes what it needs from the workspace.
-  absl::Status Allocate();
+  absl::Status Allocate(Arena& arena, int threads);
+  // Clears it. Once, before the first product.
+  void Start();
 
   // logits [rows, columns] = hidden [rows, H] weight^T. With batch_invariant, rows must be a multiple of kInvariantRows.
   void Logits(const float* hidden, int64_t rows, float* logits);
@@ -47,7 +49,7 @@ class HeadProducts {
 
   const HeadPass& pass_;
   const HeadPlan& plan_;
-  CpuDevice& device_;
+  CpuDevice* const device_;
   float* tile_buffers_ = nullptr;        // [threads, column_tile, H]
   float* weight_accumulator_ = nullptr;  // [columns, H]
   double* bias_accumulator_ = nullptr;   // [columns]

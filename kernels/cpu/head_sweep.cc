@@ -16,19 +16,15 @@ void LoadVector(const RowsView& view, int64_t count, int64_t padded, float* to) 
 
 }  // namespace
 
-absl::Status HeadSweep::Allocate() {
-  Arena& arena = device_.workspace();
+absl::Status HeadSweep::Allocate(Arena& arena, int threads) {
   const HeadProblem& head = pass_.head;
-  LOSSD_RETURN_IF_ERROR(products_.Allocate());
+  LOSSD_RETURN_IF_ERROR(products_.Allocate(arena, threads));
   if (head.bias) {
     LOSSD_ASSIGN_OR_RETURN(bias_, arena.AllocateArray<float>(plan_.logits_stride, "bias"));
-    LoadVector(head.bias, head.valid_columns, plan_.logits_stride, bias_);
   }
   if (pass_.column_weight != nullptr) {
     LOSSD_ASSIGN_OR_RETURN(column_weight_,
                            arena.AllocateArray<float>(plan_.logits_stride, "class_weight"));
-    std::copy_n(pass_.column_weight + head.vocab_start, head.valid_columns, column_weight_);
-    std::fill(column_weight_ + head.valid_columns, column_weight_ + plan_.logits_stride, 0.0f);
   }
   const int64_t rows = plan_.chunk_rows;
   LOSSD_ASSIGN_OR_RETURN(logits_, arena.AllocateArray<float>(rows * plan_.logits_stride, "logits"));
@@ -41,9 +37,19 @@ absl::Status HeadSweep::Allocate() {
   return absl::OkStatus();
 }
 
+void HeadSweep::Start() {
+  const HeadProblem& head = pass_.head;
+  products_.Start();
+  if (head.bias) LoadVector(head.bias, head.valid_columns, plan_.logits_stride, bias_);
+  if (pass_.column_weight != nullptr) {
+    std::copy_n(pass_.column_weight + head.vocab_start, head.valid_columns, column_weight_);
+    std::fill(column_weight_ + head.valid_columns, column_weight_ + plan_.logits_stride, 0.0f);
+  }
+}
+
 void HeadSweep::LoadHidden(int64_t begin, int64_t count, int64_t padded) {
   const int64_t width = pass_.head.hidden_size;
-  device_.pool().For((count + 63) / 64, [&](int64_t block, int) {
+  device_->pool().For((count + 63) / 64, [&](int64_t block, int) {
     for (int64_t i = block * 64; i < std::min(count, block * 64 + 64); ++i) {
       LoadRow(pass_.head.hidden, pass_.rows.index[begin + i], hidden_ + i * width);
     }
@@ -62,7 +68,7 @@ void HeadSweep::MakeLogits(int64_t begin, int64_t end) {
 
 void HeadSweep::RunRows(int64_t begin, int64_t end, const RowFunction& row) {
   const int64_t count = end - begin;
-  device_.pool().For(count, [&](int64_t i, int worker) {
+  device_->pool().For(count, [&](int64_t i, int worker) {
     live_[i] = row(i, pass_.rows.index[begin + i], worker) ? 1 : 0;
   });
   if (!pass_.gradients.any()) return;

@@ -13,18 +13,21 @@
 
 namespace lossd {
 
-// Used in this order: Allocate; for each chunk MakeLogits and RunRows; Finish. Borrows all that it is given.
+// Used in this order: Allocate; Start; for each chunk MakeLogits and RunRows; Finish. Borrows all that it is given. Without a
+// device only Allocate may be called.
 class HeadSweep {
  public:
   // A row of a chunk: its place in the chunk, its number in the call, and a number of the thread. Overwrites Logits(place) by the row's
   // gradient and returns whether that is other than zero as a whole; the answer says nothing without gradients.
   using RowFunction = std::function<bool(int64_t place, int64_t row, int worker)>;
 
-  HeadSweep(const HeadPass& pass, const HeadPlan& plan, CpuDevice& device)
+  HeadSweep(const HeadPass& pass, const HeadPlan& plan, CpuDevice* device)
       : pass_(pass), plan_(plan), device_(device), products_(pass, plan, device) {}
 
   // Takes what it needs from the workspace.
-  absl::Status Allocate();
+  absl::Status Allocate(Arena& arena, int threads);
+  // Fills what all chunks read.
+  void Start();
 
   // Products of the rows begin ... end - 1 of those that count.
   void MakeLogits(int64_t begin, int64_t end);
@@ -44,7 +47,7 @@ class HeadSweep {
 
   const HeadPass& pass_;
   const HeadPlan& plan_;
-  CpuDevice& device_;
+  CpuDevice* const device_;
   HeadProducts products_;
   float* bias_ = nullptr;           // [logits_stride]
   float* column_weight_ = nullptr;  // [logits_stride]

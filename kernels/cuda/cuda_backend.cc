@@ -17,6 +17,10 @@ constexpr uint64_t kProductBytes = uint64_t{16} << 20;
 
 }  // namespace
 
+uint64_t CudaBackend::ProductBytes(uint64_t workspace_bytes) {
+  return std::min(kProductBytes, workspace_bytes / 4);
+}
+
 absl::StatusOr<int> CudaBackend::CountDevices() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -40,7 +44,7 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(const CudaOptio
                       absl::StrCat(options.workspace_bytes));
   }
   auto backend = std::unique_ptr<CudaBackend>(new CudaBackend());
-  const uint64_t product_bytes = std::min(kProductBytes, options.workspace_bytes / 4);
+  const uint64_t product_bytes = ProductBytes(options.workspace_bytes);
   LOSSD_ASSIGN_OR_RETURN(
       backend->device_,
       CudaDevice::Create(options.device, options.workspace_bytes - product_bytes));

@@ -23,6 +23,9 @@ class CudaBackend {
  public:
   static constexpr uint64_t kMinWorkspaceBytes = uint64_t{8} << 20;
 
+  // What the library's products have of the workspace.
+  static uint64_t ProductBytes(uint64_t workspace_bytes);
+
   // Number of GPUs that can be used; 0 where there is no driver or no GPU. Errors: UNAVAILABLE (GPU_LOST), INTERNAL.
   static absl::StatusOr<int> CountDevices();
 

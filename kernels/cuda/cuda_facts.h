@@ -8,11 +8,16 @@
 
 namespace lossd {
 
-// The defaults are an H200's.
 struct CudaFacts {
-  int major = 9;  // compute capability
+  int major = 0;  // compute capability
   int minor = 0;
-  int64_t shared_bytes_per_block = 227 * 1024;
+  int64_t shared_bytes_per_block = 0;  // at most, as a kernel may ask for
+
+  // What the toolkit's manual says of a compute capability.
+  static CudaFacts Of(int major, int minor) {
+    const int kibibytes = major == 9 || major == 10 ? 227 : major == 8 && minor == 0 ? 163 : 99;
+    return {major, minor, int64_t{kibibytes} * 1024};
+  }
 
   bool has_clusters() const { return major >= 9; }
   bool has_exp_product() const { return HasExpProduct(major, minor); }

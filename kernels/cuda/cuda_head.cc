@@ -34,23 +34,15 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   }
   LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(facts.shared_bytes_per_block),
                              "load the pair's row kernels");
-  head->largest_pair_cluster_ = LargestPairCluster(facts.has_clusters());
+  head->machine_ = {facts, &device->workspace(), LargestPairCluster(facts.has_clusters()), device,
+                    &head->products_};
   return head;
 }
 
 absl::Status CudaHead::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                                  ResultRecord* found) {
-  Arena& arena = device_->workspace();
-  LOSSD_ASSIGN_OR_RETURN(rows->index, arena.AllocateArray<int32_t>(head.rows, "the row numbers"));
-  LOSSD_ASSIGN_OR_RETURN(rows->counted, arena.AllocateArray<uint8_t>(head.rows, "the row mask"));
-  rows->count = &start.record->count;
-  // Without a mask and ids to ignore every row counts, and nobody has to ask.
-  const bool all = !head.mask && !head.target;
-  rows->host_count = all ? head.rows : -1;
-  start.elements.counted = start.sequences.counted = start.fill.counted = rows->counted;
-  start.elements.count = rows->count;
-  start.elements.record = start.sequences.record = start.record;
-  start.fill.record = start.record;
+  LOSSD_RETURN_IF_ERROR(AllocateRowSet(head, device_->workspace(), start, rows));
+  const bool all = rows->host_count == head.rows;
   const bool waits = start.host_may_wait && (start.checks() || !all);
   const bool small = !waits && IsSmallFill(start.fill);
   LOSSD_RETURN_IF_CUDA_ERROR(
@@ -70,16 +62,25 @@ absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
 }
 
 absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
+  return RunHeadOn(machine_, pass, plan);
+}
+
+absl::Status CudaHead::RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
+                                    const HeadPass& second, std::string* plan) {
+  return RunHeadTwiceOn(machine_, *this, first, between, second, plan);
+}
+
+absl::Status RunHeadOn(const CudaMachine& machine, const HeadPass& pass, std::string* plan) {
   // The arrays of a pass are scratch of that pass: the next one may have them.
-  Arena& arena = device_->workspace();
+  Arena& arena = *machine.workspace;
   const uint64_t used = arena.used();
-  HeadRun run(pass, *device_, products_);
+  HeadRun run(pass, machine);
   if (run.TakesStatistics()) {
     LOSSD_ASSIGN_OR_RETURN(StoredRow * stored, arena.AllocateArray<StoredRow>(
                                                    pass.head.rows, "the rows' coefficients"));
     const HeadPass first = HeadRun::StatisticsOnly(pass);
     const uint64_t kept = arena.used();
-    HeadRun statistics(first, *device_, products_);
+    HeadRun statistics(first, machine);
     statistics.Keep(stored);
     const absl::Status status = statistics.Run();
     arena.ReleaseTo(kept);
@@ -93,29 +94,37 @@ absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
   return status;
 }
 
-absl::Status CudaHead::RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
-                                    const HeadPass& second, std::string* plan) {
+absl::Status RunHeadTwiceOn(const CudaMachine& machine, HeadBackend& backend, const HeadPass& first,
+                            const std::vector<StageRun>& between, const HeadPass& second,
+                            std::string* plan) {
   // With batch_invariant the first sweep goes its own way where the second cannot follow.
-  const HeadRun second_run(second, *device_, products_);
-  const HeadRun first_run(first, *device_, products_);
+  const HeadRun second_run(second, machine);
+  const HeadRun first_run(first, machine);
   const bool apart = second.batch_invariant && first_run.UsesExp() && !second_run.UsesExp();
   if (second.gradients.any() && !apart) {
-    const uint64_t used = device_->workspace().used();
-    HeadRun run(second, *device_, products_);
+    const uint64_t used = machine.workspace->used();
+    HeadRun run(second, machine);
     const absl::StatusOr<bool> done = run.RunAfter(first, [&] {
       for (const StageRun& stage : between) {
-        LOSSD_RETURN_IF_ERROR(RunStage(stage.stage, stage.instances));
+        LOSSD_RETURN_IF_ERROR(backend.RunStage(stage.stage, stage.instances));
       }
       return absl::OkStatus();
     });
-    device_->workspace().ReleaseTo(used);
+    machine.workspace->ReleaseTo(used);
     LOSSD_RETURN_IF_ERROR(done.status());
     if (*done) {
       absl::StrAppend(plan, plan->empty() ? "" : "; ", run.Describe());
       return absl::OkStatus();
     }
   }
-  return HeadBackend::RunHeadTwice(first, between, second, plan);
+  if (machine.plans != nullptr && second.gradients.any()) {
+    machine.plans->AddRepeat(
+        apart ? "batch_invariant: the statistics come from the product with exponentials: the "
+                "logits are multiplied again"
+              : "workspace: does not hold the logits of all rows while the objective is computed: "
+                "they are multiplied again");
+  }
+  return backend.HeadBackend::RunHeadTwice(first, between, second, plan);
 }
 
 }  // namespace lossd

@@ -11,9 +11,17 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_machine.h"
 #include "kernels/linear/head_backend.h"
 
 namespace lossd {
+
+// The calls of a CudaHead, on a GPU or as plans.
+absl::Status RunHeadOn(const CudaMachine& machine, const HeadPass& pass, std::string* plan);
+// `backend` runs the stages, and the sweeps where they are made one by one.
+absl::Status RunHeadTwiceOn(const CudaMachine& machine, HeadBackend& backend, const HeadPass& first,
+                            const std::vector<StageRun>& between, const HeadPass& second,
+                            std::string* plan);
 
 // Borrows the device, on whose stream everything is enqueued.
 class CudaHead final : public HeadBackend {
@@ -41,7 +49,7 @@ class CudaHead final : public HeadBackend {
 
   CudaDevice* device_;
   CublasLt products_;
-  int largest_pair_cluster_ = 1;
+  CudaMachine machine_;
 };
 
 }  // namespace lossd

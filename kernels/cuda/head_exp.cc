@@ -78,7 +78,7 @@ HeadPass HeadRun::StatisticsOnly(const HeadPass& pass) {
 bool HeadRun::TakesStatistics() const {
   if (!pass_.batch_invariant || IsKnown(pass_.program) || WhyNotExp().what == nullptr) return false;
   const HeadPass statistics = StatisticsOnly(pass_);
-  HeadRun forward(statistics, facts_, arena_);
+  const HeadRun forward(statistics, CudaMachine{facts_, &arena_});
   return forward.WhyNotExp().what == nullptr;
 }
 

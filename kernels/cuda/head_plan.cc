@@ -85,12 +85,6 @@ absl::Status HeadRun::Plan() {
   return PlanChunksOrFail();
 }
 
-absl::StatusOr<bool> HeadRun::PlanAfter(const HeadPass& first) {
-  first_ = &first;
-  LOSSD_RETURN_IF_ERROR(Plan());
-  return rows_ > 0 && !plan_.chunks.empty();
-}
-
 absl::Status HeadRun::AllocateFixed() {
   const HeadGradients& gradients = pass_.gradients;
   const int64_t element = static_cast<int64_t>(SizeOf(product_));

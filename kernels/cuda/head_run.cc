@@ -26,18 +26,16 @@ DType TypeOf(DzMode mode) {
 
 }  // namespace
 
-HeadRun::HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products, RowStep* step)
+HeadRun::HeadRun(const HeadPass& pass, const CudaMachine& machine, RowStep* step)
     : pass_(pass),
       head_(pass.head),
-      facts_(device.facts()),
-      arena_(device.workspace()),
-      device_(&device),
-      products_(&products),
-      stream_(device.stream()),
+      facts_(machine.facts),
+      arena_(*machine.workspace),
+      device_(machine.device),
+      products_(machine.products),
+      plans_(machine.plans),
+      stream_(device_ == nullptr ? nullptr : device_->stream()),
       step_(step) {}
-
-HeadRun::HeadRun(const HeadPass& pass, const CudaFacts& facts, Arena& workspace, RowStep* step)
-    : pass_(pass), head_(pass.head), facts_(facts), arena_(workspace), step_(step) {}
 
 absl::Status HeadRun::Launched(cudaError_t error, const char* what) const {
   return CudaStatus(error, what);
@@ -71,6 +69,10 @@ std::string HeadRun::Describe() const {
 
 absl::Status HeadRun::Run() {
   LOSSD_RETURN_IF_ERROR(Plan());
+  if (device_ == nullptr) {
+    HandOver();
+    return absl::OkStatus();
+  }
   if (rows_ == 0) return RunEmpty();
   LOSSD_RETURN_IF_ERROR(Prepare());
   int64_t begin = 0;
@@ -84,13 +86,30 @@ absl::Status HeadRun::Run() {
 
 absl::StatusOr<bool> HeadRun::RunAfter(const HeadPass& first,
                                        const std::function<absl::Status()>& between) {
-  LOSSD_ASSIGN_OR_RETURN(const bool fits, PlanAfter(first));
-  if (!fits) return false;
+  first_ = &first;
   between_ = &between;
+  LOSSD_RETURN_IF_ERROR(Plan());
+  if (rows_ == 0 || plan_.chunks.empty()) return false;
+  if (device_ == nullptr) {
+    HandOver();
+    return true;
+  }
   LOSSD_RETURN_IF_ERROR(Prepare());
   LOSSD_RETURN_IF_ERROR(RunChunk(0, 0));
   LOSSD_RETURN_IF_ERROR(FinishWeightAndBias());
   return true;
+}
+
+void HeadRun::HandOver() {
+  if (step_ != nullptr && rows_ > 0) {
+    Chunk chunk;
+    RowPass pass = DescribeRows(pass_, chunk, 0, rows_, reinterpret_cast<const float*>(region_));
+    pass.dz_mode = dz_mode_;
+    pass.dz = region_;
+    pass.dz_stride = stride_;
+    step_->Plan(pass);
+  }
+  plans_->Add(*this);
 }
 
 // No row counts: sums of nothing. grad_hidden has been filled.

@@ -13,10 +13,12 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_facts.h"
+#include "kernels/cuda/cuda_machine.h"
 #include "kernels/cuda/exp_rows.h"
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/linear/head_backend.h"
+#include "kernels/linear/planner.h"
 
 namespace lossd {
 
@@ -30,6 +32,8 @@ class RowStep {
   virtual absl::Status Allocate(int64_t largest_slice) = 0;
   // Enqueues what LaunchRowPass would. dz_mode kMeasure is followed by kF16 of the same rows, which must give the same.
   virtual absl::Status Run(const RowPass& pass) = 0;
+  // In place of it where nothing is enqueued: once, with the first rows.
+  virtual void Plan(const RowPass& pass) = 0;
 };
 
 // For each chunk of rows: the logits in fp32, slice by slice; the row pass, which leaves dz over the logits, rounded once to the
@@ -42,16 +46,9 @@ class RowStep {
 class HeadRun {
  public:
   // `step` is null for the row pass of pass.program.
-  HeadRun(const HeadPass& pass, CudaDevice& device, CublasLt& products, RowStep* step = nullptr);
-  // Only plans: for a GPU that need not be there, with a workspace that nobody reads or writes.
-  HeadRun(const HeadPass& pass, const CudaFacts& facts, Arena& workspace, RowStep* step = nullptr);
+  HeadRun(const HeadPass& pass, const CudaMachine& machine, RowStep* step = nullptr);
 
-  // What Run and RunAfter (with `first`) begin with: decides, and takes the memory from the workspace. Enqueues nothing.
-  absl::Status Plan();
-  // False if the workspace does not hold the logits of all rows.
-  absl::StatusOr<bool> PlanAfter(const HeadPass& first);
-
-  // Enqueues everything.
+  // Enqueues everything; on a machine that only plans: plans.
   absl::Status Run();
   // Whether with batch_invariant the statistics are to come from the product with exponentials, though the rest of the pass needs the
   // logits: every operation then has the same bits. A pass that Keeps comes first, then this one that Takes what the program answered
@@ -66,6 +63,8 @@ class HeadRun {
   absl::StatusOr<bool> RunAfter(const HeadPass& first,
                                 const std::function<absl::Status()>& between);
   std::string Describe() const;
+  // After Run. Without the memory.
+  PlannedPass Explain() const;
 
  private:
   // How the gradient of the weight reaches its destination.
@@ -97,6 +96,8 @@ class HeadRun {
   };
 
   // head_plan.cc
+  // Decides, and takes the memory from the workspace. Enqueues nothing.
+  absl::Status Plan();
   absl::Status PlanChunksOrFail();
   bool PlanLargeChunks();
   bool PlanApart();
@@ -134,7 +135,14 @@ class HeadRun {
   bool IsDirect(const RowsView& view) const;
   ChunkRequest MakeRequest() const;
 
+  // head_explain.cc
+  ProductCost Cost() const;
+  void ExplainTypes(std::vector<std::string>* reasons) const;
+  void ExplainWeight(PlannedPass* out) const;
+
   absl::Status RunEmpty();
+  // The end of a run that only plans.
+  void HandOver();
   absl::StatusOr<Chunk> MakeChunk(size_t number, int64_t begin);
   absl::Status RunChunk(size_t number, int64_t begin);
   absl::Status MakeLogits(const Chunk& chunk, int64_t done, int64_t rows, float* logits);
@@ -164,9 +172,10 @@ class HeadRun {
   const CudaFacts facts_;
   Arena& arena_;
   // Null where it only plans.
-  CudaDevice* device_ = nullptr;
-  CublasLt* products_ = nullptr;
-  cudaStream_t stream_ = nullptr;
+  CudaDevice* const device_;
+  CublasLt* const products_;
+  PlanSink* const plans_;
+  const cudaStream_t stream_;
   RowStep* step_;
   RowShape shape_;
   // Of RunAfter.

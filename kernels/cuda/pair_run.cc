@@ -7,6 +7,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/cuda_head.h"
 #include "kernels/cuda/head_kernels.h"
+#include "kernels/cuda/pair_lean.h"
 
 namespace lossd {
 namespace {
@@ -36,16 +37,8 @@ PairValues ValuesOf(const PairSide& side) {
 
 }  // namespace
 
-PairStep::PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products,
-                   int largest_cluster)
-    : PairStep(pass, device.workspace()) {
-  device_ = &device;
-  products_ = &products;
-  largest_cluster_ = largest_cluster;
-}
-
-PairStep::PairStep(const PairPass& pass, Arena& workspace)
-    : pass_(pass), teacher_(pass.teacher.head), arena_(workspace) {
+PairStep::PairStep(const PairPass& pass, const CudaMachine& machine)
+    : pass_(pass), teacher_(pass.teacher.head), machine_(machine), arena_(*machine.workspace) {
   if (!has_head()) return;
   product_ = teacher_.hidden.dtype == teacher_.weight.dtype &&
                      teacher_.vocab * teacher_.hidden_size > kExactElements
@@ -84,7 +77,7 @@ absl::Status PairStep::Allocate(int64_t largest_chunk) {
 }
 
 absl::Status PairStep::MakeTeacher(const RowPass& pass) {
-  const cudaStream_t stream = device_->stream();
+  const cudaStream_t stream = machine_.device->stream();
   const PackedRows x = {hidden_, product_, x_stride_, pass.rows, teacher_.hidden_size};
   LOSSD_RETURN_IF_CUDA_ERROR(LaunchPackRows(x, teacher_.hidden, 0, pass.index, nullptr, stream),
                              "gather teacher rows");
@@ -115,7 +108,7 @@ absl::Status PairStep::MakeTeacher(const RowPass& pass) {
       product.d = tile_ + row * stride_ + column;
       product.d_stride = stride_;
       product.fixed_order = pass_.batch_invariant;
-      LOSSD_RETURN_IF_ERROR(products_->Run(product, stream));
+      LOSSD_RETURN_IF_ERROR(machine_.products->Run(product, stream));
     }
     column += tile_rows;
   }
@@ -147,7 +140,7 @@ PairLaunch PairStep::MakeLaunch(const RowPass& pass) const {
   launch.dz_scale = pass.dz_scale;
   launch.dz_max = pass.dz_max;
   launch.record = pass.record;
-  ChoosePairShape(largest_cluster_, device_->facts().shared_bytes_per_block, &launch);
+  ChoosePairShape(machine_.largest_pair_cluster, machine_.facts.shared_bytes_per_block, &launch);
   return launch;
 }
 
@@ -157,11 +150,14 @@ absl::Status PairStep::Run(const RowPass& pass) {
   if (has_head() && !again) LOSSD_RETURN_IF_ERROR(MakeTeacher(pass));
   const PairLaunch launch = MakeLaunch(pass);
   if (pass_.overlap && !again) {
-    LOSSD_RETURN_IF_CUDA_ERROR(LaunchOverlap(launch, pass_.overlap, device_->stream()),
+    LOSSD_RETURN_IF_CUDA_ERROR(LaunchOverlap(launch, pass_.overlap, machine_.device->stream()),
                                "compare the largest logits");
   }
-  return CudaStatus(LaunchPairRows(launch, device_->stream(), &lean_), "run the pair's row pass");
+  return CudaStatus(LaunchPairRows(launch, machine_.device->stream(), &lean_),
+                    "run the pair's row pass");
 }
+
+void PairStep::Plan(const RowPass& pass) { lean_ = IsLeanPair(MakeLaunch(pass)); }
 
 std::string PairStep::Describe() const {
   const char* const rows = lean_ ? " lean" : "";
@@ -170,8 +166,7 @@ std::string PairStep::Describe() const {
   return absl::StrCat(" teacher=", NameOf(product_), convert_weight_ ? " converted" : "", rows);
 }
 
-absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, int largest_cluster,
-                             std::string* plan) {
+absl::Status RunPairOfValues(const PairPass& pass, const CudaMachine& machine, std::string* plan) {
   PairLaunch launch;
   launch.student = ValuesOf(pass.student);
   launch.teacher = ValuesOf(pass.teacher);
@@ -182,10 +177,12 @@ absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, int large
   launch.rows = pass.student.head.rows;
   launch.grad = pass.grad_student;
   launch.record = pass.record;
-  ChoosePairShape(largest_cluster, device.facts().shared_bytes_per_block, &launch);
-  bool lean = false;
-  LOSSD_RETURN_IF_CUDA_ERROR(LaunchPairRows(launch, device.stream(), &lean),
-                             "run the pair's row pass");
+  ChoosePairShape(machine.largest_pair_cluster, machine.facts.shared_bytes_per_block, &launch);
+  bool lean = IsLeanPair(launch);
+  if (machine.device != nullptr) {
+    LOSSD_RETURN_IF_CUDA_ERROR(LaunchPairRows(launch, machine.device->stream(), &lean),
+                               "run the pair's row pass");
+  }
   absl::StrAppend(plan, plan->empty() ? "" : "; ", "pair ");
   if (lean) {
     absl::StrAppend(plan, "lean");
@@ -196,9 +193,11 @@ absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, int large
 }
 
 absl::Status CudaHead::RunPair(const PairPass& pass, std::string* plan) {
-  if (pass.student.form == PairForm::kValues) {
-    return RunPairOfValues(pass, *device_, largest_pair_cluster_, plan);
-  }
+  return RunPairOn(machine_, pass, plan);
+}
+
+absl::Status RunPairOn(const CudaMachine& machine, const PairPass& pass, std::string* plan) {
+  if (pass.student.form == PairForm::kValues) return RunPairOfValues(pass, machine, plan);
   HeadPass student;
   student.head = pass.student.head;
   student.rows = pass.rows;
@@ -206,12 +205,12 @@ absl::Status CudaHead::RunPair(const PairPass& pass, std::string* plan) {
   student.batch_invariant = pass.batch_invariant;
   student.record = pass.record;
   // Scratch of this pass.
-  const uint64_t used = device_->workspace().used();
-  PairStep step(pass, *device_, products_, largest_pair_cluster_);
+  const uint64_t used = machine.workspace->used();
+  PairStep step(pass, machine);
   absl::Status status = step.AllocateFixed();
-  HeadRun run(student, *device_, products_, &step);
+  HeadRun run(student, machine, &step);
   if (status.ok()) status = run.Run();
-  device_->workspace().ReleaseTo(used);
+  machine.workspace->ReleaseTo(used);
   if (status.ok()) {
     absl::StrAppend(plan, plan->empty() ? "" : "; ", run.Describe(), step.Describe());
   }

@@ -18,10 +18,7 @@ namespace lossd {
 // in place of the student's own.
 class PairStep final : public RowStep {
  public:
-  // `largest_cluster`: LargestPairCluster of the device.
-  PairStep(const PairPass& pass, CudaDevice& device, CublasLt& products, int largest_cluster);
-  // Only for plans: see HeadRun.
-  PairStep(const PairPass& pass, Arena& workspace);
+  PairStep(const PairPass& pass, const CudaMachine& machine);
 
   // Takes what does not depend on the chunks from the workspace: a tile of the teacher's weight, if it has to be converted.
   absl::Status AllocateFixed();
@@ -29,8 +26,9 @@ class PairStep final : public RowStep {
   int64_t RowBytes() const override;
   absl::Status Allocate(int64_t largest_chunk) override;
   absl::Status Run(const RowPass& pass) override;
+  void Plan(const RowPass& pass) override;
 
-  // After Run.
+  // After Run or Plan.
   std::string Describe() const;
 
  private:
@@ -40,11 +38,8 @@ class PairStep final : public RowStep {
 
   const PairPass& pass_;
   const HeadProblem& teacher_;
+  const CudaMachine& machine_;
   Arena& arena_;
-  // Null where it only plans.
-  CudaDevice* device_ = nullptr;
-  CublasLt* products_ = nullptr;
-  int largest_cluster_ = 1;
   bool lean_ = false;  // whether the last launch was
   // Of the teacher's head.
   DType product_ = DType::kF32;
@@ -58,8 +53,10 @@ class PairStep final : public RowStep {
 };
 
 // Two tensors of the caller: one launch, no products.
-absl::Status RunPairOfValues(const PairPass& pass, CudaDevice& device, int largest_cluster,
-                             std::string* plan);
+absl::Status RunPairOfValues(const PairPass& pass, const CudaMachine& machine, std::string* plan);
+
+// Any pair, on a GPU or as a plan.
+absl::Status RunPairOn(const CudaMachine& machine, const PairPass& pass, std::string* plan);
 
 }  // namespace lossd
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "kernels/core/arena.h"
 #include "kernels/core/result_record.h"
 #include "kernels/linear/head.h"
 #include "kernels/linear/pair.h"
@@ -36,6 +37,10 @@ struct HeadPass {
   // Nothing is written if record->code is not 0.
   ResultRecord* record = nullptr;
 };
+
+// The arrays of a row set, from the workspace, and what the stages of `start` read of them.
+absl::Status AllocateRowSet(const HeadProblem& head, Arena& workspace, RowStart& start,
+                            RowSet* rows);
 
 // A stage and how often it runs.
 struct StageRun {

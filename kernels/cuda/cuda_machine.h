@@ -1,0 +1,36 @@
+// What the head's calls run on: a GPU, or the description of one.
+#ifndef LOSSD_KERNELS_CUDA_CUDA_MACHINE_H_
+#define LOSSD_KERNELS_CUDA_CUDA_MACHINE_H_
+
+#include "kernels/core/arena.h"
+#include "kernels/cuda/cuda_facts.h"
+
+namespace lossd {
+
+class CublasLt;
+class CudaDevice;
+class HeadRun;
+
+// Is told of every plan, while the plan's memory is still taken from the workspace.
+class PlanSink {
+ public:
+  virtual ~PlanSink() = default;
+  virtual void Add(const HeadRun& run) = 0;
+  // Why the sweeps to come multiply the same logits one after the other.
+  virtual void AddRepeat(const char* reason) = 0;
+};
+
+// All pointers are borrowed.
+struct CudaMachine {
+  CudaFacts facts;
+  Arena* workspace = nullptr;
+  int largest_pair_cluster = 1;  // LargestPairCluster of the GPU
+  // Null: nothing is enqueued, and the workspace is neither read nor written.
+  CudaDevice* device = nullptr;
+  CublasLt* products = nullptr;
+  PlanSink* plans = nullptr;  // without a device
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_CUDA_CUDA_MACHINE_H_
