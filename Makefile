@@ -45,9 +45,12 @@ format:
 docs: build
 	$(BIN)/ops_doc build/release/generated/ops.desc > proto/OPERATIONS.md
 
-# CPU figures; the GPU's come from tests/gpu/run.sh.
+# The CPU's products; where torch sees a GPU, lossd beside other implementations there (PEERS="--peer-path DIR ..." finds more of them).
 bench: build
 	$(BIN)/cpu_head_bench
+	@if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
+	  python3 tests/bench/compare.py --build build/$(PRESET) --out build/bench $(PEERS); \
+	else echo "no other implementations: they need a python3 whose torch sees a GPU"; fi
 
 clean:
 	rm -rf build

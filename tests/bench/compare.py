@@ -14,6 +14,7 @@ import argparse
 import datetime
 import gc
 import json
+import math
 import platform
 import sys
 import time
@@ -126,19 +127,22 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", required=True, help="folder with lib/liblossd_client.so and bin/lossd, as build/release")
     parser.add_argument("--out", required=True, type=Path, help="folder for peers.json")
-    parser.add_argument("--quick", action="store_true", help="three cases, two seconds each, nothing that compiles for long")
+    parser.add_argument("--quick", action="store_true", help="a few cases, two seconds each, nothing that compiles for long; none begins after 45 s")
     parser.add_argument("--case", action="append", default=[], help='as in "cross_entropy 8192x4096x128256" (N x H x V); may be repeated')
     parser.add_argument("--op", action="append", default=[], help="only the cases of these operations")
     parser.add_argument("--peer-path", action="append", default=[], help="a folder with packages of peers; may be repeated")
     parser.add_argument("--workspace", default="2.2e9", help="bytes that lossd may use; with several, a row for each: 2.2e9,1.1e9")
     parser.add_argument("--seconds", type=float, help="of measuring in each case (6, quick 2)")
     parser.add_argument("--hot", type=float, default=3.0, help="seconds of load before each case")
+    parser.add_argument("--until", type=float, help="no case begins later than so many seconds after the start")
     parser.add_argument("--device", default="cuda")
     return parser.parse_args()
 
 
 def main():
+    begin = time.perf_counter()
     args = arguments()
+    until = args.until or (45.0 if args.quick else math.inf)
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.cuda.init()
@@ -156,13 +160,17 @@ def main():
         results = {**describe(device, client, found, workspaces), "command": " ".join(sys.argv[1:]), "cases": []}
         print(report.header(results), flush=True)
         for case in cases:
-            torch.manual_seed(1)
+            if time.perf_counter() - begin > until:
+                print(f"{case}: not begun, {until:.0f} s are over")
+                continue
             if hasattr(torch, "_dynamo"):
                 torch._dynamo.reset()
             results["cases"].append(run_case(case, [contestants.Lossd(client, workspaces), *peers], device, seconds=seconds,
                                              hot=args.hot, clocks=clocks))
             (args.out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
-            print(report.table(results["cases"][-1]), flush=True)
+            spent = results["cases"][-1]["seconds"]
+            print(report.table(results["cases"][-1]) + f"  {spent['examined']:.0f} s until measured, {spent['measured']:.0f} s measured, "
+                  f"{time.perf_counter() - begin:.0f} s since the start\n", flush=True)
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()

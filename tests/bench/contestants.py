@@ -319,8 +319,8 @@ class Quack:
 def find_peers(paths, compiled_liger=True):
     """(implementations beside lossd, {name: version or why it is absent}); `paths` are folders with packages, as site-packages is one."""
     for path in paths:
-        site.addsitedir(path)
         sys.path.insert(0, path)
+        site.addsitedir(path)
     peers, found = [], {}
     for kind in (Eager, Compiled, functools.partial(Liger, compiled_liger), LigerCute, Cce, Verl, Quack):
         cls = getattr(kind, "func", kind)
