@@ -96,7 +96,8 @@ def run_case(case, implementations, device, dtype=torch.bfloat16, seconds=6.0, h
     begin = time.perf_counter()
     problem = problems.PROBLEMS[case.op](case, device, dtype)
     exact = problem.exact()
-    taking_part = [contestant for one in implementations if hasattr(one, case.op) for contestant in getattr(one, case.op)(problem)]
+    methods = [getattr(one, case.op) for one in implementations if hasattr(one, case.op)]
+    taking_part = [contestant for method in methods for contestant in method(problem)]
     rows = [examine(problem, exact, contestant, device) for contestant in taking_part]
     loss = exact.loss.item()
     del exact

@@ -79,8 +79,9 @@ class Panel:
         out = [_text(self.left + PANEL / 2, TOP - 14, title, size=13), _text(self.left + PANEL / 2, HEIGHT - 14, x_label)]
         bottom = HEIGHT - BOTTOM
         for tick in ticks(*self.y_range):
-            out.append(f'<line x1="{self.left}" x2="{self.left + PANEL}" y1="{self.y(tick):.1f}" y2="{self.y(tick):.1f}" stroke="#e3e3e3"/>')
-            out.append(_text(self.left - 6, self.y(tick) + 4, f"{tick:g}", "end"))
+            y = self.y(tick)
+            out.append(f'<line x1="{self.left}" x2="{self.left + PANEL}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3e3"/>')
+            out.append(_text(self.left - 6, y + 4, f"{tick:g}", "end"))
         for value in self.xs:
             out.append(f'<line x1="{self.x(value):.1f}" x2="{self.x(value):.1f}" y1="{bottom}" y2="{bottom + 4}" stroke="#444"/>')
             out.append(_text(self.x(value), bottom + 18, f"{value:,}".replace(",", " ")))
@@ -125,7 +126,8 @@ def plot(cases, heading, value, floor, reference=None):
     places = list(STYLES)
     names = sorted({name for lines in all_lines for name in lines},
                    key=lambda name: places.index(name) if name in places else -1)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="Helvetica, Arial, sans-serif" fill="#222">',
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="Helvetica, Arial, sans-serif"',
+           'fill="#222">',
            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>', _text(LEFT, 16, heading, "start", 14, 'font-weight="bold"')]
     for place, (xs, lines, title, label) in enumerate(panels):
         out += Panel(LEFT + place * (PANEL + 50), xs, (floor, top), linear=label[0] == "V").draw(lines, title, label, reference)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-import time
+import types
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -57,21 +57,24 @@ def test_trained_like_data():
     assert target.bincount(minlength=5000)[0] > 10 * target.bincount(minlength=5000)[50]
 
 
-def test_interleaved_measures_slow_runs_less():
-    order = []
+def test_interleaved_measures_slow_runs_less(monkeypatch):
+    now, order = [0.0], []
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     def run(name, seconds):
         def call():
             order.append(name)
-            time.sleep(seconds)
+            now[0] += seconds
         return call
 
-    runs = {"quick": run("quick", 0.001), "slow": run("slow", 0.02)}
-    samples = measure.interleaved(runs, lambda: order.append("before"), CPU, seconds=0.3, least=3)
-    assert len(samples["quick"]) > 2 * len(samples["slow"]) >= 6
-    assert min(samples["slow"]) >= 20
+    runs = {"quick": run("quick", 0.001), "slow": run("slow", 0.018)}
+    samples = measure.interleaved(runs, run("before", 0.002), CPU, seconds=1.0, least=5)
+    assert min(samples["slow"]) == pytest.approx(18) and max(samples["quick"]) == pytest.approx(1)
+    rounds = len(samples["quick"])
+    assert rounds > 150 and rounds / 6 - 2 < len(samples["slow"]) < rounds / 6 + 6  # every sixth round, and the first five
     timed = order[len(runs):]  # the first run of each tells how long it takes
     assert timed[::2] == ["before"] * (len(timed) // 2)
+    assert timed[1:5:2] != timed[5:9:2] or timed[9:13:2] != timed[13:17:2]  # the order changes
     assert measure.summary([3.0, 1.0, 2.0]) == {"median": 2.0, "p10": 1.0, "p90": 3.0, "n": 3}
 
 
