@@ -128,7 +128,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", required=True, help="folder with lib/liblossd_client.so and bin/lossd, as build/release")
     parser.add_argument("--out", required=True, type=Path, help="folder for peers.json")
-    parser.add_argument("--quick", action="store_true", help="a few cases, two seconds each, nothing that compiles for long; none begins after 45 s")
+    parser.add_argument("--quick", action="store_true",
+                        help="a few cases, two seconds each, nothing that compiles for long; none begins after 45 s")
     parser.add_argument("--case", action="append", default=[], help='as in "cross_entropy 8192x4096x128256" (N x H x V); may be repeated')
     parser.add_argument("--op", action="append", default=[], help="only the cases of these operations")
     parser.add_argument("--peer-path", action="append", default=[], help="a folder with packages of peers; may be repeated")
