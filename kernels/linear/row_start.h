@@ -7,6 +7,7 @@
 
 namespace lossd {
 
+// The stages are complete but for what the backend allocates: counted, count and record.
 struct RowStart {
   ElementCheckStage elements;
   SequenceCheckStage sequences;

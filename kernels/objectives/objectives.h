@@ -2,7 +2,6 @@
 #ifndef LOSSD_KERNELS_OBJECTIVES_OBJECTIVES_H_
 #define LOSSD_KERNELS_OBJECTIVES_OBJECTIVES_H_
 
-#include <cstdint>
 #include <variant>
 
 #include "kernels/objectives/checks.h"
@@ -53,12 +52,6 @@ using Stage = std::variant<FillStage,               //
                            SequenceTotalsStage,     //
                            SequenceRowStage,        //
                            SequenceEndStage>;
-
-// A stage and how often it runs.
-struct StageRun {
-  Stage stage;
-  int64_t instances = 0;
-};
 
 }  // namespace lossd
 

@@ -58,11 +58,10 @@ PreferenceOptions<double> MakeOptions(const v1::PreferenceTerms& preference) {
 
 }  // namespace
 
-absl::StatusOr<NllMaskStage> BindNllRows(const v1::PreferenceTerms& preference,
-                                         const Binding& binding, Backend& backend,
-                                         HeadProblem* head) {
+absl::Status SelectNllRows(const v1::PreferenceTerms& preference, const Binding& binding,
+                           Backend& backend, HeadProblem* head) {
+  if (!preference.has_nll_mask()) return absl::OkStatus();
   NllMaskStage stage;
-  if (!preference.has_nll_mask()) return stage;
   stage.rows = head->rows;
   stage.cu_seqlens = BindColumn(preference.cu_seqlens(), binding);
   stage.pairs = (stage.cu_seqlens.rows - 1) / 2;
@@ -72,7 +71,7 @@ absl::StatusOr<NllMaskStage> BindNllRows(const v1::PreferenceTerms& preference,
   LOSSD_ASSIGN_OR_RETURN(stage.read, backend.device->workspace().AllocateArray<uint8_t>(
                                          head->rows, "rows that are read"));
   head->mask = WorkspaceColumn(stage.read, DType::kU8, head->rows);
-  return stage;
+  return backend.head->RunStage(stage, stage.Instances());
 }
 
 PreferenceProblem BindPreference(const v1::PreferenceTerms& preference,
