@@ -58,6 +58,7 @@ HeadRun::Refusal HeadRun::WhyNotExp() const {
   if (!facts_.has_exp_product()) return {"compute capability", "is not 9.0"};
   if (ProductType() != DType::kBF16) return {"hidden, weight", "are not multiplied in bf16"};
   if (step_ != nullptr) return {"teacher", "is compared logit by logit"};
+  if (head_.valid_columns == 0) return {"valid_vocab", "leaves no column here"};
   if (head_.softcap > 0) return {"softcap", "bends the logits before the exponential"};
   if (head_.hidden_size % 8 != 0) return {"hidden", "is not a multiple of 8 wide"};
   if (!IsAligned(head_.weight)) return {"weight", "has rows that do not start at 16 bytes"};
