@@ -37,15 +37,21 @@ struct RowsView {
 
   LOSSD_HD explicit operator bool() const { return present; }
 
+  // Whether the rows lie evenly, and row numbers and distance have 32 bits.
+  bool IsFlat() const {
+    const int64_t stride = lead_strides[0];
+    return lead_rank == 1 && rows <= INT32_MAX && stride >= 0 && stride <= INT32_MAX;
+  }
+
   // Distance of row i's first element from data, in elements.
   LOSSD_HD int64_t Offset(int64_t i) const {
-    if (lead_rank == 1) return i * lead_strides[0];
-    int64_t offset = 0;
-    for (int d = lead_rank - 1; d >= 0; --d) {
-      offset += (i % lead_shape[d]) * lead_strides[d];
-      i /= lead_shape[d];
-    }
-    return offset;
+#if defined(__CUDA_ARCH__) && defined(LOSSD_FLAT_ROWS)
+    // All views of the kernel are flat.
+    return static_cast<int64_t>(uint64_t{static_cast<uint32_t>(i)} *
+                                static_cast<uint32_t>(lead_strides[0]));
+#else
+    return lead_rank == 1 ? i * lead_strides[0] : OffsetOfLeads(i);
+#endif
   }
 
   template <class T>
@@ -62,6 +68,17 @@ struct RowsView {
   LOSSD_HD void SetF32(int64_t i, float value) const { *Row<float>(i) = value; }
   LOSSD_HD void SetI32(int64_t i, int32_t value) const { *Row<int32_t>(i) = value; }
   LOSSD_HD void SetU8(int64_t i, uint8_t value) const { *Row<uint8_t>(i) = value; }
+
+ private:
+  // Divisions of 64 bits.
+  LOSSD_HD_CALLED int64_t OffsetOfLeads(int64_t i) const {
+    int64_t offset = 0;
+    for (int d = lead_rank - 1; d >= 0; --d) {
+      offset += (i % lead_shape[d]) * lead_strides[d];
+      i /= lead_shape[d];
+    }
+    return offset;
+  }
 };
 
 // Rows of `view`; `trailing` is the number of extents behind N: 0 for [N], 1 for [N, width].

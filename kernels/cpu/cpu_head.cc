@@ -14,7 +14,6 @@ namespace lossd {
 
 absl::Status CpuHead::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                                 ResultRecord* found) {
-  LOSSD_RETURN_IF_ERROR(AllocateRowSet(head, device_.workspace(), start, rows));
   *start.record = ResultRecord();
   int64_t count = 0;
   for (int64_t i = 0; i < head.rows; ++i) {

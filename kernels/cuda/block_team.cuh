@@ -22,20 +22,21 @@ class BlockTeamOf {
   __device__ uint32_t* counters() { return counters_; }
   __device__ void Count(uint32_t* counter) { atomicAdd(counter, 1u); }
 
-  __device__ double Sum(double value) {
-    return Reduce(value, [](double a, double b) { return a + b; });
+  template <class T>
+  __device__ T Sum(T value) {
+    return Reduce(value, [](T a, T b) { return a + b; });
   }
-  __device__ int64_t Sum(int64_t value) {
-    return Reduce(value, [](int64_t a, int64_t b) { return a + b; });
+  template <class... T>
+  __device__ void SumAll(T*... values) {
+    ((*values = Sum(*values)), ...);
   }
-  __device__ int64_t Min(int64_t value) {
-    return Reduce(value, [](int64_t a, int64_t b) { return a < b ? a : b; });
+  template <class T>
+  __device__ T Min(T value) {
+    return Reduce(value, [](T a, T b) { return a < b ? a : b; });
   }
-  __device__ double Min(double value) {
-    return Reduce(value, [](double a, double b) { return a < b ? a : b; });
-  }
-  __device__ double Max(double value) {
-    return Reduce(value, [](double a, double b) { return a > b ? a : b; });
+  template <class T>
+  __device__ T Max(T value) {
+    return Reduce(value, [](T a, T b) { return a > b ? a : b; });
   }
 
  private:
@@ -44,7 +45,7 @@ class BlockTeamOf {
   // int64_t is `long`, which the shuffles take; so is double.
   template <class T, class Combine>
   __device__ T Reduce(T value, Combine combine) {
-    static_assert(sizeof(T) == sizeof(int64_t));
+    static_assert(sizeof(T) <= sizeof(int64_t));
     for (int offset = 16; offset > 0; offset /= 2) {
       value = combine(value, __shfl_down_sync(~0u, value, offset));
     }

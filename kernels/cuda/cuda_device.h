@@ -64,6 +64,7 @@ class CudaDevice final : public Device {
   cudaStream_t stream() const { return stream_.get(); }
   // Makes the calling thread's current device this one: the first thing that a new thread does.
   absl::Status MakeCurrent() const;
+  int processors() const { return properties_.multiProcessorCount; }
   CudaFacts facts() const {
     return {properties_.major, properties_.minor,
             static_cast<int64_t>(properties_.sharedMemPerBlockOptin)};

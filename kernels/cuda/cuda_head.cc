@@ -9,6 +9,7 @@
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/head_run.h"
 #include "kernels/cuda/listed_product.h"
+#include "kernels/cuda/loss_kernels.h"
 #include "kernels/cuda/pair_kernels.h"
 #include "kernels/cuda/row_kernels.h"
 
@@ -34,6 +35,9 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   }
   LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(facts.shared_bytes_per_block),
                              "load the pair's row kernels");
+  LOSSD_RETURN_IF_CUDA_ERROR(
+      PrepareLossKernels(facts.has_clusters(), device->processors(), &head->loss_limits_),
+      "load the kernels of losses");
   head->machine_ = {facts, &device->workspace(), LargestPairCluster(facts.has_clusters()), device,
                     &head->products_};
   return head;
@@ -41,7 +45,6 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
 
 absl::Status CudaHead::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                                  ResultRecord* found) {
-  LOSSD_RETURN_IF_ERROR(AllocateRowSet(head, device_->workspace(), start, rows));
   const bool all = rows->host_count == head.rows;
   const bool waits = start.host_may_wait && (start.checks() || !all);
   const bool small = !waits && IsSmallFill(start.fill);
@@ -59,6 +62,14 @@ absl::Status CudaHead::StartRows(const HeadProblem& head, RowStart& start, RowSe
 
 absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
   return CudaStatus(LaunchStage(stage, count, device_->stream()), "run a stage");
+}
+
+absl::Status CudaHead::RunLoss(LossRun& run) {
+  const int64_t groups = std::visit([](const auto& call) { return call.Groups(); }, run.loss);
+  const LossPlan plan = PlanLoss(run.head.rows, groups, loss_limits_);
+  LOSSD_ASSIGN_OR_RETURN(void* const scratch, device_->workspace().Allocate(
+                                                  LossScratchBytes(run, plan), "partial sums"));
+  return CudaStatus(LaunchLoss(run, plan, scratch, device_->stream()), "run a loss");
 }
 
 absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_machine.h"
+#include "kernels/cuda/loss_plan.h"
 #include "kernels/linear/head_backend.h"
 
 namespace lossd {
@@ -33,6 +34,8 @@ class CudaHead final : public HeadBackend {
   absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                          ResultRecord* found) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
+  // One launch.
+  absl::Status RunLoss(LossRun& run) override;
   // See head_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
   // One product where the workspace holds all logits.
@@ -50,6 +53,7 @@ class CudaHead final : public HeadBackend {
   CudaDevice* device_;
   CublasLt products_;
   CudaMachine machine_;
+  LossLimits loss_limits_;
 };
 
 }  // namespace lossd

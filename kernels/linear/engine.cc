@@ -40,15 +40,36 @@ absl::Status TooMany(const OpSchema& schema, const char* what) {
 
 }  // namespace
 
-absl::StatusOr<HeadEngine> HeadEngine::Start(const OpCall& call, Backend& backend,
-                                             const HeadProblem& head) {
+absl::StatusOr<HeadEngine> HeadEngine::Create(const OpCall& call, Backend& backend,
+                                              const HeadProblem& head) {
   HeadEngine engine(call, backend, head);
   LOSSD_ASSIGN_OR_RETURN(engine.record_, engine.Allocate<ResultRecord>(1, "the result record"));
+  RowSet& rows = engine.rows_;
+  LOSSD_ASSIGN_OR_RETURN(rows.index, engine.Allocate<int32_t>(head.rows, "the row numbers"));
+  LOSSD_ASSIGN_OR_RETURN(rows.counted, engine.Allocate<uint8_t>(head.rows, "the row mask"));
+  rows.count = &engine.record_->count;
+  // Without a mask and ids to ignore every row counts, and nobody has to ask.
+  rows.host_count = !head.mask && !head.target ? head.rows : -1;
+  return engine;
+}
+
+absl::StatusOr<RowStart> HeadEngine::MakeStart() const {
   RowStart start;
-  start.record = engine.record_;
-  start.host_may_wait = call.options.host_may_wait;
-  LOSSD_RETURN_IF_ERROR(engine.AddChecks(&start));
-  LOSSD_RETURN_IF_ERROR(engine.AddFills(&start));
+  start.record = record_;
+  start.host_may_wait = call_->options.host_may_wait;
+  LOSSD_RETURN_IF_ERROR(AddChecks(&start));
+  LOSSD_RETURN_IF_ERROR(AddFills(&start));
+  start.elements.counted = start.sequences.counted = start.fill.counted = rows_.counted;
+  start.elements.count = rows_.count;
+  start.elements.record = start.sequences.record = record_;
+  start.fill.record = record_;
+  return start;
+}
+
+absl::StatusOr<HeadEngine> HeadEngine::Start(const OpCall& call, Backend& backend,
+                                             const HeadProblem& head) {
+  LOSSD_ASSIGN_OR_RETURN(HeadEngine engine, Create(call, backend, head));
+  LOSSD_ASSIGN_OR_RETURN(RowStart start, engine.MakeStart());
   ResultRecord found;
   LOSSD_RETURN_IF_ERROR(backend.head->StartRows(head, start, &engine.rows_, &found));
   if (start.host_may_wait) LOSSD_RETURN_IF_ERROR(RecordStatus(*call.schema, found));
@@ -130,6 +151,24 @@ absl::Status HeadEngine::RunHeadTwice(const RowProgram& statistics,
                                       MakePass(head_, gradient, second), &plan_);
 }
 
+absl::Status HeadEngine::RunLoss(const LossCall& loss, std::vector<StageRun> stages) {
+  LossRun run;
+  run.head = head_;
+  LOSSD_ASSIGN_OR_RETURN(run.start, MakeStart());
+  run.rows = rows_;
+  run.loss = loss;
+  run.stages = std::move(stages);
+  run.start.host_may_wait = false;
+  run.record_copy = call_->options.record_copy;
+  run.flat = true;
+  for (const BoundTensor& bound : call_->binding->tensors()) {
+    const int trailing = static_cast<int>(bound.rule->dims.size()) - 1;
+    run.flat = run.flat && MakeRowsView(bound.view, trailing).IsFlat();
+  }
+  copied_ = true;
+  return backend_->head->RunLoss(run);
+}
+
 absl::Status HeadEngine::RunPair(PairPass pass) {
   pass.rows = rows_;
   pass.batch_invariant = call_->options.batch_invariant;
@@ -138,7 +177,7 @@ absl::Status HeadEngine::RunPair(PairPass pass) {
 }
 
 absl::StatusOr<PendingResult> HeadEngine::Finish() {
-  if (call_->options.record_copy != nullptr) {
+  if (call_->options.record_copy != nullptr && !copied_) {
     LOSSD_RETURN_IF_ERROR(RunStage(RecordCopyStage{record_, call_->options.record_copy}, 1));
   }
   PendingResult result;

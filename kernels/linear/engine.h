@@ -23,9 +23,13 @@ struct HeadOutputs {
 };
 
 // One call. Used in this order: Start; the operation's own start stages; RunHead, once or several times; its end stages; Finish.
+// Without a head: Create; RunLoss; Finish.
 class HeadEngine {
  public:
-  // Allocates the record and the row set, finds the rows that count, looks for wrong data and fills the outputs of the other rows.
+  // Allocates the record and the row set. Nothing is enqueued.
+  static absl::StatusOr<HeadEngine> Create(const OpCall& call, Backend& backend,
+                                           const HeadProblem& head);
+  // The same, then finds the rows that count, looks for wrong data and fills the outputs of the other rows.
   // The checks and the fills follow from the schema: target within [0, valid_vocab), temperature_rows above 0, ids and teacher_topk_ids -1 or valid,
   // cu_seqlens rising from 0 to N, inputs marked finite or min_element; outputs of N rows become 0, ids among them -1.
   // If the host may wait, wrong data are an error here and nothing has been written. Otherwise the record keeps them, and later
@@ -53,6 +57,10 @@ class HeadEngine {
   absl::Status RunHeadTwice(const RowProgram& statistics, const std::vector<StageRun>& between,
                             const RowProgram& gradient, const HeadOutputs& outputs);
 
+  // A whole call whose log-probabilities are given, with the checks and fills of Start and the record's copy. Errors in the data are left in
+  // the record.
+  absl::Status RunLoss(const LossCall& loss, std::vector<StageRun> stages);
+
   // The divergence of two distributions, with rows, record and batch_invariant of the call: see pair.h.
   absl::Status RunPair(PairPass pass);
 
@@ -62,6 +70,7 @@ class HeadEngine {
   HeadEngine(const OpCall& call, Backend& backend, const HeadProblem& head)
       : call_(&call), backend_(&backend), head_(head) {}
 
+  absl::StatusOr<RowStart> MakeStart() const;
   absl::Status AddChecks(RowStart* start) const;
   absl::Status AddFills(RowStart* start) const;
   HeadPass MakePass(const HeadProblem& head, const RowProgram& program,
@@ -72,6 +81,7 @@ class HeadEngine {
   HeadProblem head_;
   RowSet rows_;
   ResultRecord* record_ = nullptr;
+  bool copied_ = false;  // the record is where the caller wants it
   std::string plan_;
 };
 

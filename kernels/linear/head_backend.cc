@@ -1,23 +1,23 @@
 #include "kernels/linear/head_backend.h"
 
+#include <variant>
+
 #include "kernels/core/status_macros.h"
 
 namespace lossd {
 
-absl::Status AllocateRowSet(const HeadProblem& head, Arena& workspace, RowStart& start,
-                            RowSet* rows) {
-  LOSSD_ASSIGN_OR_RETURN(rows->index,
-                         workspace.AllocateArray<int32_t>(head.rows, "the row numbers"));
-  LOSSD_ASSIGN_OR_RETURN(rows->counted,
-                         workspace.AllocateArray<uint8_t>(head.rows, "the row mask"));
-  rows->count = &start.record->count;
-  // Without a mask and ids to ignore every row counts, and nobody has to ask.
-  rows->host_count = !head.mask && !head.target ? head.rows : -1;
-  start.elements.counted = start.sequences.counted = start.fill.counted = rows->counted;
-  start.elements.count = rows->count;
-  start.elements.record = start.sequences.record = start.record;
-  start.fill.record = start.record;
-  return absl::OkStatus();
+absl::Status HeadBackend::RunLoss(LossRun& run) {
+  if (const auto* preference = std::get_if<PreferenceLossCall>(&run.loss)) {
+    const NllMaskStage& nll = preference->nll;
+    if (nll.rows > 0) LOSSD_RETURN_IF_ERROR(RunStage(nll, nll.Instances()));
+  }
+  ResultRecord found;
+  LOSSD_RETURN_IF_ERROR(StartRows(run.head, run.start, &run.rows, &found));
+  for (const StageRun& stage : run.stages) {
+    if (stage.instances > 0) LOSSD_RETURN_IF_ERROR(RunStage(stage.stage, stage.instances));
+  }
+  if (run.record_copy == nullptr) return absl::OkStatus();
+  return RunStage(RecordCopyStage{run.start.record, run.record_copy}, 1);
 }
 
 absl::Status HeadBackend::RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,

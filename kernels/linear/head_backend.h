@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/core/arena.h"
 #include "kernels/core/result_record.h"
 #include "kernels/linear/head.h"
+#include "kernels/linear/loss_run.h"
 #include "kernels/linear/pair.h"
 #include "kernels/linear/row_start.h"
 #include "kernels/objectives/objectives.h"
@@ -38,21 +38,11 @@ struct HeadPass {
   ResultRecord* record = nullptr;
 };
 
-// The arrays of a row set, from the workspace, and what the stages of `start` read of them.
-absl::Status AllocateRowSet(const HeadProblem& head, Arena& workspace, RowStart& start,
-                            RowSet* rows);
-
-// A stage and how often it runs.
-struct StageRun {
-  Stage stage;
-  int64_t instances = 0;
-};
-
 class HeadBackend {
  public:
   virtual ~HeadBackend() = default;
 
-  // Clears start.record and finds the rows that count: rows->index and counted are taken from the workspace, count is start.record->count.
+  // Clears start.record and finds the rows that count, for which `rows` has memory; its count is start.record->count.
   // Then the checks of `start`, and the fill of outputs of the other rows. If the host may wait, host_count is set on return, wrong data
   // are in *found (an empty record if there are none), and then nothing was filled.
   virtual absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
@@ -60,6 +50,9 @@ class HeadBackend {
 
   // Runs instances 0 ... count - 1 of a stage, each by one team, in no order.
   virtual absl::Status RunStage(const Stage& stage, int64_t count) = 0;
+
+  // All of it. Wrong data are left in the record, and then nothing else is written; nobody waits for them. This one runs stage by stage.
+  virtual absl::Status RunLoss(LossRun& run);
 
   // Errors: RESOURCE_EXHAUSTED if the workspace does not hold a chunk of the smallest size.
   // Appends to `plan` how it was done: "chunks=2x4096 ...".

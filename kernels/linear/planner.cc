@@ -54,7 +54,6 @@ Planner::Planner(DeviceDescription description, uint64_t workspace_bytes)
 
 absl::Status Planner::StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                                 ResultRecord*) {
-  LOSSD_RETURN_IF_ERROR(AllocateRowSet(head, arena(), start, rows));
   if (start.host_may_wait) rows->host_count = head.rows;
   return absl::OkStatus();
 }

@@ -7,7 +7,6 @@
 
 namespace lossd {
 
-// The stages are complete but for what the backend allocates: counted, count and record.
 struct RowStart {
   ElementCheckStage elements;
   SequenceCheckStage sequences;

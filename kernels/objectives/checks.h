@@ -67,6 +67,14 @@ struct FillStage {
     }
   }
 
+  // A row that does not count, by one thread.
+  LOSSD_HD_CALLED void FillRow(int64_t i) const {
+    for (int32_t o = 0; o < output_count; ++o) {
+      const RowsView& view = outputs[o].view;
+      for (int64_t j = 0; j < view.width; ++j) Write(view, outputs[o].fill, i, j);
+    }
+  }
+
  private:
   LOSSD_HD static void Write(const RowsView& view, Fill fill, int64_t i, int64_t j) {
     switch (view.dtype) {
@@ -118,13 +126,19 @@ struct ElementCheck {
         if ((value < low || value >= high) && !(padding && value == -1)) return false;
         continue;
       }
-      const float value = view.Row<const float>(row)[j];
-      // Also false for NaN.
-      if (!(fabsf(value) <= FLT_MAX)) return false;
-      if (rule == ElementRule::kAtLeast && !(value >= bound)) return false;
-      if (rule == ElementRule::kAbove && !(value > bound)) return false;
+      if (!IsLegalReal(view.Row<const float>(row)[j])) return false;
     }
     return true;
+  }
+  // Also false for NaN.
+  LOSSD_HD bool IsLegalReal(float value) const {
+    if (!(fabsf(value) <= FLT_MAX)) return false;
+    if (rule == ElementRule::kAtLeast && !(value >= bound)) return false;
+    return rule != ElementRule::kAbove || value > bound;
+  }
+  // One real for each row.
+  LOSSD_HD bool IsRealColumn() const {
+    return !shared && rule != ElementRule::kIndex && view.width == 1;
   }
 };
 
@@ -132,6 +146,26 @@ struct ElementCheck {
 inline constexpr int32_t kInvalidArgumentCode = 3;
 // No row is wrong.
 inline constexpr int64_t kNoRow = INT64_MAX;
+
+// A check that fails, and its row, as one number: the least is the one that is reported.
+inline constexpr int64_t kNoError = INT64_MAX;
+LOSSD_HD int64_t ErrorKey(int32_t check, int64_t row) { return int64_t{check} << 48 | row; }
+LOSSD_HD int32_t CheckOf(int64_t key) { return static_cast<int32_t>(key >> 48); }
+LOSSD_HD int64_t RowOf(int64_t key) { return key & ((int64_t{1} << 48) - 1); }
+
+// The least errors of the rows that somebody has looked at.
+struct FoundErrors {
+  int64_t certain = kNoError;
+  int64_t if_any_counts = kNoError;  // of elements that are used as soon as one row counts
+
+  // `count`: of the rows that count in the whole call.
+  LOSSD_HD int64_t First(int64_t count) const {
+    return count > 0 && if_any_counts < certain ? if_any_counts : certain;
+  }
+};
+LOSSD_HD void KeepLeast(int64_t key, int64_t* least) {
+  if (key < *least) *least = key;
+}
 
 // Leaves an error in the record, if there is none yet. Called by one thread.
 LOSSD_HD void RecordError(ResultRecord* record, int32_t field, int64_t row) {
@@ -145,6 +179,7 @@ LOSSD_HD void RecordError(ResultRecord* record, int32_t field, int64_t row) {
 // One instance.
 struct ElementCheckStage {
   static constexpr int kMaxChecks = 12;
+  static constexpr int kTogether = 4;  // checks whose elements of a row are under way at once
 
   ElementCheck checks[kMaxChecks];
   int32_t check_count = 0;
@@ -163,29 +198,50 @@ struct ElementCheckStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t) const {
-    for (int32_t c = 0; c < check_count; ++c) {
-      const ElementCheck& check = checks[c];
-      const int64_t end = !check.shared ? rows : check.always || *count > 0 ? check.view.rows : 0;
-      int64_t wrong = kNoRow;
-      for (int64_t i = team.rank(); i < end; i += team.size()) {
-        if (!check.shared && counted[i] == 0) continue;
-        if (!check.IsLegal(i)) {
-          wrong = i;
-          break;
+    FoundErrors found;
+    Find(
+        team.rank(), team.size(), [this](int64_t i) { return counted[i] != 0; }, &found);
+    const int64_t key = team.Min(found.First(*count));
+    if (key != kNoError && team.rank() == 0) RecordError(record, FieldOf(CheckOf(key)), RowOf(key));
+  }
+
+  // The errors of rows first, first + step, ... `is_counted`: of a row.
+  template <class IsCounted>
+  LOSSD_HD void Find(int64_t first, int64_t step, const IsCounted& is_counted,
+                     FoundErrors* found) const {
+    for (int32_t c = 0; c < check_count; c += kTogether) {
+      for (int64_t i = first; i < rows; i += step) {
+        float values[kTogether];
+        for (int k = 0; k < kTogether; ++k) {
+          values[k] = c + k < check_count && checks[c + k].IsRealColumn()
+                          ? checks[c + k].view.F32(i)
+                          : 0.0f;
+        }
+        for (int k = 0; k < kTogether; ++k) {
+          if (c + k >= check_count || checks[c + k].shared) continue;
+          const ElementCheck& check = checks[c + k];
+          const bool legal = check.IsRealColumn() ? check.IsLegalReal(values[k]) : check.IsLegal(i);
+          if (!legal && is_counted(i)) KeepLeast(ErrorKey(c + k, i), &found->certain);
         }
       }
-      wrong = team.Min(wrong);
-      if (wrong == kNoRow) continue;
-      if (team.rank() == 0) RecordError(record, check.field, wrong);
-      return;
+    }
+    for (int32_t c = 0; c < check_count; ++c) {
+      if (!checks[c].shared) continue;
+      int64_t* least = checks[c].always ? &found->certain : &found->if_any_counts;
+      for (int64_t i = first; i < checks[c].view.rows; i += step) {
+        if (!checks[c].IsLegal(i)) KeepLeast(ErrorKey(c, i), least);
+      }
     }
   }
+  LOSSD_HD int32_t FieldOf(int32_t check) const { return checks[check].field; }
 };
 
 // cu_seqlens must rise from 0 to the number of rows; then the checks of [B] inputs, on sequences that have a row that counts.
 // Without cu_seqlens all rows are one sequence. One instance.
 struct SequenceCheckStage {
   static constexpr int kMaxChecks = 6;
+  // In ErrorKey: cu_seqlens, then the others.
+  static constexpr int32_t kFirstCheck = ElementCheckStage::kMaxChecks;
 
   RowsView cu_seqlens;  // [B + 1], may be absent
   int32_t field = 0;    // of cu_seqlens
@@ -204,51 +260,50 @@ struct SequenceCheckStage {
   }
   LOSSD_HD int64_t Instances() const { return cu_seqlens || check_count > 0 ? 1 : 0; }
 
-  LOSSD_HD int64_t Begin(int64_t sequence) const {
-    return cu_seqlens ? cu_seqlens.Index(sequence) : 0;
-  }
-  LOSSD_HD int64_t End(int64_t sequence) const {
-    return cu_seqlens ? cu_seqlens.Index(sequence + 1) : rows;
-  }
-
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t) const {
+    FoundErrors found;
+    Find(
+        team.rank(), team.size(), [this](int64_t i) { return counted[i] != 0; }, &found);
+    const int64_t key = team.Min(found.certain);
+    if (key != kNoError && team.rank() == 0) RecordError(record, FieldOf(CheckOf(key)), RowOf(key));
+  }
+
+  // The errors of sequences first, first + step, ... `is_counted`: of a row.
+  template <class IsCounted>
+  LOSSD_HD void Find(int64_t first, int64_t step, const IsCounted& is_counted,
+                     FoundErrors* found) const {
     if (cu_seqlens) {
-      int64_t wrong = kNoRow;
-      for (int64_t b = team.rank(); b <= sequences; b += team.size()) {
-        const int64_t value = cu_seqlens.Index(b);
-        const bool legal = b == 0           ? value == 0
-                           : b == sequences ? value == rows && value >= cu_seqlens.Index(b - 1)
-                                            : value >= cu_seqlens.Index(b - 1) && value <= rows;
-        // With no sequence the one element is first and last.
-        if (legal && (b != 0 || sequences > 0 || rows == 0)) continue;
-        wrong = b;
-        break;
-      }
-      wrong = team.Min(wrong);
-      if (wrong != kNoRow) {
-        if (team.rank() == 0) RecordError(record, field, wrong);
-        return;
+      for (int64_t b = first; b <= sequences; b += step) {
+        if (!IsLegalBound(b)) KeepLeast(ErrorKey(kFirstCheck, b), &found->certain);
       }
     }
     for (int32_t c = 0; c < check_count; ++c) {
-      int64_t wrong = kNoRow;
-      for (int64_t b = team.rank(); b < sequences; b += team.size()) {
-        if (checks[c].IsLegal(b) || !IsUsed(b)) continue;
-        wrong = b;
-        break;
+      for (int64_t b = first; b < sequences; b += step) {
+        if (checks[c].IsLegal(b) || !IsUsed(b, is_counted)) continue;
+        KeepLeast(ErrorKey(kFirstCheck + 1 + c, b), &found->certain);
       }
-      wrong = team.Min(wrong);
-      if (wrong == kNoRow) continue;
-      if (team.rank() == 0) RecordError(record, checks[c].field, wrong);
-      return;
     }
+  }
+  LOSSD_HD int32_t FieldOf(int32_t check) const {
+    return check == kFirstCheck ? field : checks[check - kFirstCheck - 1].field;
   }
 
  private:
-  LOSSD_HD bool IsUsed(int64_t sequence) const {
-    for (int64_t i = Begin(sequence); i < End(sequence); ++i) {
-      if (counted[i] != 0) return true;
+  LOSSD_HD bool IsLegalBound(int64_t b) const {
+    const int64_t value = cu_seqlens.Index(b);
+    // With no sequence the one element is first and last.
+    if (b == 0) return value == 0 && (sequences > 0 || rows == 0);
+    if (value < cu_seqlens.Index(b - 1)) return false;
+    return b == sequences ? value == rows : value <= rows;
+  }
+  // Reads no row outside the call whatever cu_seqlens holds: it may be what is reported.
+  template <class IsCounted>
+  LOSSD_HD bool IsUsed(int64_t sequence, const IsCounted& is_counted) const {
+    const int64_t begin = cu_seqlens ? cu_seqlens.Index(sequence) : 0;
+    const int64_t end = cu_seqlens ? cu_seqlens.Index(sequence + 1) : rows;
+    for (int64_t i = begin < 0 ? 0 : begin; i < end && i < rows; ++i) {
+      if (is_counted(i)) return true;
     }
     return false;
   }

@@ -190,10 +190,11 @@ struct CrossEntropyRows {
     if (entropy) entropy.SetF32(row, stats.Entropy());
     if (argmax) argmax.SetI32(row, stats.argmax);
     if (metrics) {
-      metrics.Begin(row);
-      metrics.Add(row, kMetricAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
-      metrics.Add(row, kMetricEntropy, stats.Entropy());
-      metrics.Add(row, kMetricMeanLogit, stats.MeanLogit(valid_vocab));
+      MetricRow entries(metrics, row);
+      entries.Add(kMetricAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
+      entries.Add(kMetricEntropy, stats.Entropy());
+      entries.Add(kMetricMeanLogit, stats.MeanLogit(valid_vocab));
+      entries.End();
     }
 
     const double upstream = d_loss ? d_loss.F32(per_row_upstream ? row : 0) : 1.0;

@@ -156,15 +156,17 @@ struct DivergenceRows {
     if (student_mass) student_mass.SetF32(row, in.student_mass);
     if (teacher_mass) teacher_mass.SetF32(row, in.teacher_mass);
     if (!metrics) return;
-    metrics.Begin(row);
-    metrics.Add(row, kDistillSoft, soft);
-    if (hard_weight != 0) metrics.Add(row, kDistillHard, hard);
-    if (metrics.metrics <= kDistillAccuracy) return;
-    if (target) {
-      metrics.Add(row, kDistillAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
+    MetricRow entries(metrics, row);
+    entries.Add(kDistillSoft, soft);
+    if (hard_weight != 0) entries.Add(kDistillHard, hard);
+    if (metrics.metrics > kDistillAccuracy) {
+      if (target) {
+        entries.Add(kDistillAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
+      }
+      entries.Add(kDistillEntropy, stats.Entropy());
+      entries.Add(kDistillMeanLogit, stats.MeanLogit(valid_vocab));
     }
-    metrics.Add(row, kDistillEntropy, stats.Entropy());
-    metrics.Add(row, kDistillMeanLogit, stats.MeanLogit(valid_vocab));
+    entries.End();
   }
 };
 

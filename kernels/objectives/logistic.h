@@ -17,7 +17,7 @@ struct ValueSlope {
 
 // 1 / (1 + e^-x). An exponential that overflows gives 0.
 template <class Real>
-LOSSD_HD Real Sigmoid(Real x) {
+LOSSD_HD_CALLED Real Sigmoid(Real x) {
   return 1 / (1 + std::exp(-x));
 }
 
@@ -29,9 +29,28 @@ LOSSD_HD Real SigmoidSlope(Real x) {
 
 // log sig(x) = min(x, 0) - log(1 + e^-|x|).
 template <class Real>
-LOSSD_HD Real LogSigmoid(Real x) {
+LOSSD_HD_CALLED Real LogSigmoid(Real x) {
   const Real low = x > 0 ? Real(0) : x;  // keeps NaN
   return low - std::log1p(std::exp(-std::fabs(x)));
+}
+
+// sig and its logarithm at x and at -x, by one exponential.
+template <class Real>
+struct Logistic {
+  Real up = 0;    // sig(x)
+  Real down = 0;  // sig(-x)
+  Real log_up = 0;
+  Real log_down = 0;
+};
+template <class Real>
+LOSSD_HD_CALLED Logistic<Real> LogisticOf(Real x) {
+  const Real e = std::exp(-std::fabs(x));
+  const Real larger = 1 / (1 + e);
+  const Real smaller = e * larger;
+  const Real log_larger = -std::log1p(e);
+  const bool positive = x > 0;
+  return {positive ? larger : smaller, positive ? smaller : larger,
+          positive ? log_larger : x + log_larger, positive ? log_larger - x : log_larger};
 }
 
 // Exponents are clamped here, so that fp32 outputs stay finite.

@@ -2,6 +2,7 @@
 #ifndef LOSSD_KERNELS_OBJECTIVES_OBJECTIVES_H_
 #define LOSSD_KERNELS_OBJECTIVES_OBJECTIVES_H_
 
+#include <cstdint>
 #include <variant>
 
 #include "kernels/objectives/checks.h"
@@ -52,6 +53,12 @@ using Stage = std::variant<FillStage,               //
                            SequenceTotalsStage,     //
                            SequenceRowStage,        //
                            SequenceEndStage>;
+
+// A stage and how often it runs.
+struct StageRun {
+  Stage stage;
+  int64_t instances = 0;
+};
 
 }  // namespace lossd
 

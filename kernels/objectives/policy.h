@@ -12,7 +12,8 @@
 //   PolicyShareStage (B)      where the gradient goes through a sequence's mean: adds its part to each token
 //   PolicyEndStage            sums
 //   and, if a gradient is wanted, head pass with KeptGradientRows
-// Without a head (PolicyLoss) the same stages run on what the caller gave. The host waits in none of them.
+// Without a head (PolicyLoss) the same stages run on what the caller gave, on a GPU in one launch (kernels/cuda/loss_kernel.cuh). The host
+// waits in none of them.
 #ifndef LOSSD_KERNELS_OBJECTIVES_POLICY_H_
 #define LOSSD_KERNELS_OBJECTIVES_POLICY_H_
 
@@ -34,7 +35,10 @@ struct PolicyRows {
 
   LOSSD_HD RowStatistics KnownStatistics(int64_t) const { return RowStatistics(); }
   LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
-    const PolicyTokenResult<float> result = problem.EvaluateHead(row, stats);
+    MetricRow entries(problem.metrics, row);
+    const PolicyTokenResult<float> result =
+        problem.EvaluateHead(row, stats, *problem.totals, &entries);
+    entries.End();
     RowCoefficients out;
     out.c = -result.d_logprob;
     out.a = -result.d_logprob;
@@ -52,37 +56,48 @@ struct PolicySequenceStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t b) const {
-    const PolicyProblem& p = problem;
-    // Without this a cu_seqlens that was refused would become addresses.
-    if (p.record->code != 0) return;
-    const int64_t begin = p.cu_seqlens ? p.cu_seqlens.Index(b) : 0;
-    const int64_t end = p.cu_seqlens ? p.cu_seqlens.Index(b + 1) : p.rows;
+    if (problem.record->code == 0) Gather(problem, team, b);
+  }
+
+  // The same whatever the record says. Returns the sequence's length, on every thread.
+  template <class Team>
+  LOSSD_HD static int32_t Gather(const PolicyProblem& p, Team& team, int64_t b) {
+    const int64_t end = p.End(b);
     SequenceSums sums;
-    for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
-      if (p.counted[i] == 0) continue;
+    for (int64_t i = p.Begin(b) + team.rank(); i < end; i += team.size()) {
+      if (!p.IsCounted(i)) continue;
       p.sequence_of[i] = static_cast<int32_t>(b);
-      Add(i, b, &sums);
+      Add(p, i, b, &sums);
     }
-    sums.length = team.Sum(sums.length);
-    sums.importance = team.Sum(sums.importance);
-    sums.drift = team.Sum(sums.drift);
+    // What the options do not ask for is 0 everywhere.
     if (HasSequenceRatio(p.options)) {
-      sums.exponent = team.Sum(sums.exponent);
-      sums.advantage = team.Sum(sums.advantage);
-      sums.log_importance = team.Sum(sums.log_importance);
-      sums.log_pg_weight = team.Sum(sums.log_pg_weight);
+      team.SumAll(&sums.length, &sums.exponent);
+    } else {
+      team.SumAll(&sums.length);
     }
-    if (team.rank() == 0) p.sequence[b] = Describe(b, sums);
+    if (SumsImportance(p.options) || p.options.has_off_policy_threshold) {
+      team.SumAll(&sums.importance, &sums.drift);
+    }
+    if (SumsWeights(p.options)) {
+      team.SumAll(&sums.advantage, &sums.log_importance, &sums.log_pg_weight);
+    }
+    if (team.rank() == 0) p.sequence[b] = Describe(p, b, sums);
+    return sums.length;
   }
 
  private:
+  LOSSD_HD static bool SumsImportance(const PolicyOptions<float>& options) {
+    return options.is_row_filter || IsSequenceLevel(options);
+  }
+  LOSSD_HD static bool SumsWeights(const PolicyOptions<float>& options) {
+    return options.kind == PolicyKind::kGmpo || options.kind == PolicyKind::kVespo;
+  }
   // What row i adds.
-  LOSSD_HD void Add(int64_t i, int64_t b, SequenceSums* sums) const {
-    const PolicyProblem& p = problem;
+  LOSSD_HD static void Add(const PolicyProblem& p, int64_t i, int64_t b, SequenceSums* sums) {
     const PolicyOptions<float>& options = p.options;
     ++sums->length;
     const float lp = p.Logprob(i);
-    if (options.is_row_filter || IsSequenceLevel(options)) {
+    if (SumsImportance(options)) {
       sums->importance += static_cast<double>(p.Old(i, lp)) - p.sampler_logprob.F32(i);
     }
     if (options.has_off_policy_threshold) {
@@ -90,9 +105,9 @@ struct PolicySequenceStage {
     }
     if (!HasSequenceRatio(options)) return;
     const float a = p.Advantage(i, b);
-    sums->advantage += a;
     sums->exponent += SequenceExponent(options, static_cast<double>(lp) - p.Old(i, lp), a);
-    if (options.kind != PolicyKind::kGmpo && options.kind != PolicyKind::kVespo) return;
+    if (!SumsWeights(options)) return;
+    sums->advantage += a;
     if (p.pg_weight) sums->log_pg_weight += LogWeight(options, p.pg_weight.F32(i));
     if (options.is_level == ImportanceLevel::kToken) {
       const double x = static_cast<double>(p.Old(i, lp)) - p.sampler_logprob.F32(i);
@@ -100,16 +115,15 @@ struct PolicySequenceStage {
     }
   }
 
-  LOSSD_HD PolicySequence Describe(int64_t b, const SequenceSums& sums) const {
-    const PolicyOptions<float>& options = problem.options;
+  LOSSD_HD static PolicySequence Describe(const PolicyProblem& p, int64_t b,
+                                          const SequenceSums& sums) {
+    const PolicyOptions<float>& options = p.options;
     PolicySequence of;
     of.length = sums.length;
     if (of.length == 0) return of;  // nothing of it is read
     const double inverse_length = 1 / static_cast<double>(of.length);
     of.omega = LengthFactor(options.sequence_weighting, static_cast<double>(of.length));
-    if (problem.sequence_weight) {
-      of.omega = Times<double>(problem.sequence_weight.F32(b), of.omega);
-    }
+    if (p.sequence_weight) of.omega = Times<double>(p.sequence_weight.F32(b), of.omega);
     const double mean_x = sums.importance * inverse_length;
     if (IsSequenceLevel(options)) {
       const bool sum = options.is_level == ImportanceLevel::kSequenceSum;
@@ -123,7 +137,7 @@ struct PolicySequenceStage {
     SequenceWeights weights;
     weights.importance = of.importance_weight;
     weights.dropped = of.dropped;
-    if (problem.sequence_pg_weight) weights.pg_weight = problem.sequence_pg_weight.F32(b);
+    if (p.sequence_pg_weight) weights.pg_weight = p.sequence_pg_weight.F32(b);
     of.shared = MakeSequenceRatio(options, sums, weights);
     of.mean_pg_weight = static_cast<float>(GeometricMeanWeight(sums, weights));
     return of;
@@ -146,20 +160,30 @@ struct PolicyStartStage {
       count += p.sequence[b].length;
       sequences += p.sequence[b].length > 0 ? 1 : 0;
     }
-    count = team.Sum(count);
-    sequences = team.Sum(sequences);
+    team.SumAll(&count, &sequences);
     if (team.rank() != 0) return;
     p.record->count = count;
     p.record->sequence_count = sequences;
-    double denominator = p.options.denominator;
-    if (p.options.denominator_from == PolicyDenominator::kCount) denominator = AtLeastOne(count);
-    if (p.options.denominator_from == PolicyDenominator::kSequences) {
+    *p.totals = MakeTotals(p, count, sequences);
+  }
+
+  // From the numbers of rows and of sequences that count.
+  LOSSD_HD static PolicyTotals MakeTotals(const PolicyProblem& p, int64_t count,
+                                          int64_t sequences) {
+    const PolicyOptions<float>& options = p.options;
+    double denominator = options.denominator;
+    if (options.denominator_from == PolicyDenominator::kCount) denominator = AtLeastOne(count);
+    if (options.denominator_from == PolicyDenominator::kSequences) {
       denominator = AtLeastOne(sequences);
     }
     const double d_loss = p.d_loss ? p.d_loss.F32(0) : 1.0;
-    p.totals->inverse_denominator = 1 / denominator;
-    p.totals->scale = d_loss / denominator;
-    p.totals->entropy_scale = d_loss * p.options.inverse_entropy_denominator;
+    PolicyTotals totals;
+    totals.count = count;
+    totals.sequences = sequences;
+    totals.inverse_denominator = 1 / denominator;
+    totals.scale = d_loss / denominator;
+    totals.entropy_scale = d_loss * options.inverse_entropy_denominator;
+    return totals;
   }
 
  private:
@@ -190,14 +214,23 @@ struct PolicyRowStage {
     const int64_t begin = instance * kRows;
     const int64_t end = begin + kRows < p.rows ? begin + kRows : p.rows;
     for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
-      if (p.counted[i] == 0) continue;
-      const PolicyTokenResult<float> result =
-          p.statistics != nullptr ? p.EvaluateHead(i, p.statistics[i]) : p.EvaluateGiven(i);
-      if (derivatives.logprob) derivatives.logprob.SetF32(i, result.d_logprob);
-      if (derivatives.entropy) derivatives.entropy.SetF32(i, result.d_entropy);
-      if (derivatives.kl_logprob) derivatives.kl_logprob.SetF32(i, result.d_kl_logprob);
-      if (p.d_shared != nullptr) p.d_shared[i] = result.d_shared;
+      if (p.IsCounted(i)) RunRow(p, derivatives, i, *p.totals, p.metrics);
     }
+  }
+
+  // A row that counts, by one thread.
+  LOSSD_HD static void RunRow(const PolicyProblem& p, const PolicyDerivatives& derivatives,
+                              int64_t i, const PolicyTotals& totals, const MetricColumns& metrics) {
+    MetricRow entries(metrics, i);
+    const PolicyTokenResult<float> result =
+        kMayHaveHead && p.statistics != nullptr
+            ? p.EvaluateHead(i, p.statistics[i], totals, &entries)
+            : p.EvaluateGiven(i, totals, &entries);
+    entries.End();
+    if (derivatives.logprob) derivatives.logprob.SetF32(i, result.d_logprob);
+    if (derivatives.entropy) derivatives.entropy.SetF32(i, result.d_entropy);
+    if (derivatives.kl_logprob) derivatives.kl_logprob.SetF32(i, result.d_kl_logprob);
+    if (p.d_shared != nullptr) p.d_shared[i] = result.d_shared;
   }
 };
 
@@ -210,20 +243,30 @@ struct PolicyShareStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t b) const {
-    const PolicyProblem& p = problem;
-    if (p.record->code != 0) return;
-    const int64_t begin = p.cu_seqlens ? p.cu_seqlens.Index(b) : 0;
-    const int64_t end = p.cu_seqlens ? p.cu_seqlens.Index(b + 1) : p.rows;
+    if (problem.record->code == 0) Share(problem, d_logprob, team, b);
+  }
+
+  template <class Team>
+  LOSSD_HD static void Share(const PolicyProblem& p, const RowsView& d_logprob, Team& team,
+                             int64_t b) {
+    const int64_t begin = p.Begin(b);
+    const int64_t end = p.End(b);
     double sum = 0;
     for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
-      if (p.counted[i] != 0) sum += p.d_shared[i];
+      if (p.IsCounted(i)) sum += p.d_shared[i];
     }
     sum = team.Sum(sum);
+    const int64_t length = p.sequence[b].length;
     for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
-      if (p.counted[i] == 0) continue;
-      const float lp = p.Logprob(i);
-      const double share = ShareOfToken(p.options, sum, p.sequence[b].length,
-                                        static_cast<double>(lp) - p.Old(i, lp), p.Advantage(i, b));
+      if (!p.IsCounted(i)) continue;
+      double q = 0;
+      float advantage = 0;
+      if (p.options.kind == PolicyKind::kGmpo) {  // others do not ask
+        const float lp = p.Logprob(i);
+        q = static_cast<double>(lp) - p.Old(i, lp);
+        advantage = p.Advantage(i, b);
+      }
+      const double share = ShareOfToken(p.options, sum, length, q, advantage);
       d_logprob.SetF32(i, static_cast<float>(d_logprob.F32(i) + share));
     }
   }
@@ -231,6 +274,19 @@ struct PolicyShareStage {
 
 static_assert(sizeof(PolicyRowStage) < 4096 && sizeof(PolicyRows) < 4096,
               "arguments of a kernel, which have 4 KB on older drivers");
+
+// Sums over rows.
+struct PolicySums {
+  double loss = 0;         // weighted by sequence
+  double entropy = 0;      // with a denominator of its own
+  int32_t degenerate = 0;  // rows
+
+  LOSSD_HD void Add(const PolicySums& part) {
+    loss += part.loss;
+    entropy += part.entropy;
+    degenerate += part.degenerate;
+  }
+};
 
 // Sums over rows in double and in a fixed order: instance 0 makes the loss and the numbers of the reply, instance 1 + m metric m.
 struct PolicyEndStage {
@@ -247,32 +303,62 @@ struct PolicyEndStage {
       ReduceMetric(team, p.metrics, p.counted, metric, &p.record->metrics[metric]);
       return;
     }
-    const bool apart = p.options.inverse_entropy_denominator != 0 && p.options.entropy_coef != 0;
-    double sum = 0;
-    double entropy = 0;
-    int64_t degenerate = 0;
-    for (int64_t i = team.rank(); i < p.rows; i += team.size()) {
-      if (p.counted[i] == 0) continue;
-      const double omega = p.sequence[p.sequence_of[i]].omega;
-      sum += Times(omega, static_cast<double>(p.metrics.values[kPolicyLoss * p.rows + i]));
-      if (apart && (p.metrics.population[i] >> kPolicyEntropy & 1) != 0) {
-        entropy += p.metrics.values[kPolicyEntropy * p.rows + i];
-      }
-      if (p.degenerate != nullptr) degenerate += p.degenerate[i];
+    const PolicySums sums = SumRows(p, team, p.metrics, 0, p.rows);
+    if (team.rank() == 0) Finish(p, sums, *p.totals);
+  }
+
+  // Rows begin ... end - 1, whose metrics are there, on every thread. Every thread must call.
+  template <class Team>
+  LOSSD_HD static PolicySums SumRows(const PolicyProblem& p, Team& team,
+                                     const MetricColumns& metrics, int64_t begin, int64_t end) {
+    PolicySums sums;
+    for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
+      if (p.IsCounted(i)) sums.Add(SumsOfRow(p, metrics, i));
     }
-    sum = team.Sum(sum);
-    entropy = team.Sum(entropy);
-    degenerate = team.Sum(degenerate);
-    if (team.rank() != 0) return;
-    p.record->sum = sum;
-    p.record->degenerate_rows = degenerate;
+    Join(p, team, &sums);
+    return sums;
+  }
+
+  // The team's parts together, on every thread. Every thread must call.
+  template <class Team>
+  LOSSD_HD static void Join(const PolicyProblem& p, Team& team, PolicySums* sums) {
+    team.SumAll(&sums->loss);
+    if (HasEntropyApart(p)) team.SumAll(&sums->entropy);
+    if (kMayHaveHead && p.degenerate != nullptr) team.SumAll(&sums->degenerate);
+  }
+
+  // What a row that counts adds.
+  LOSSD_HD static PolicySums SumsOfRow(const PolicyProblem& p, const MetricColumns& metrics,
+                                       int64_t i) {
+    const int64_t place = i - metrics.first;
+    const double omega = p.sequence[p.sequence_of[i]].omega;
+    PolicySums sums;
+    sums.loss =
+        Times(omega, static_cast<double>(metrics.values[kPolicyLoss * metrics.rows + place]));
+    if (HasEntropyApart(p) && (metrics.population[place] >> kPolicyEntropy & 1) != 0) {
+      sums.entropy = metrics.values[kPolicyEntropy * metrics.rows + place];
+    }
+    if (kMayHaveHead && p.degenerate != nullptr) sums.degenerate = p.degenerate[i];
+    return sums;
+  }
+
+  // By one thread.
+  LOSSD_HD static void Finish(const PolicyProblem& p, const PolicySums& sums,
+                              const PolicyTotals& totals) {
+    p.record->sum = sums.loss;
+    p.record->degenerate_rows = sums.degenerate;
     if (!p.loss) return;
-    double loss = sum * p.totals->inverse_denominator;
-    if (apart) {
-      loss -= static_cast<double>(p.options.entropy_coef) * entropy *
+    double loss = sums.loss * totals.inverse_denominator;
+    if (HasEntropyApart(p)) {
+      loss -= static_cast<double>(p.options.entropy_coef) * sums.entropy *
               static_cast<double>(p.options.inverse_entropy_denominator);
     }
     p.loss.SetF32(0, static_cast<float>(loss));
+  }
+
+ private:
+  LOSSD_HD static bool HasEntropyApart(const PolicyProblem& p) {
+    return p.options.inverse_entropy_denominator != 0 && p.options.entropy_coef != 0;
   }
 };
 

@@ -55,8 +55,8 @@ LOSSD_HD Term<Real> CispoTerm(const PolicyOptions<Real>& options, Real r, Real a
 
 // -A (4 / tau) s, s = sigmoid(tau (r - 1)); derivative -4 A s (1 - s) r'. Gao et al. 2025 (SAPO), as in TRL.
 template <class Real>
-LOSSD_HD Term<Real> SapoTerm(const PolicyOptions<Real>& options, const Term<Real>& ratio,
-                             Real advantage) {
+LOSSD_HD_CALLED Term<Real> SapoTerm(const PolicyOptions<Real>& options, Term<Real> ratio,
+                                    Real advantage) {
   if (advantage == 0) return {};
   const Real tau = advantage > 0 ? options.sapo_tau_pos : options.sapo_tau_neg;
   const Real x = tau * (ratio.value - 1);
@@ -70,7 +70,8 @@ LOSSD_HD Term<Real> SapoTerm(const PolicyOptions<Real>& options, const Term<Real
 // to. TV: by probability; KL: by the divergence of (token, all others) between old and current policy, with 1e-8 against probability 1.
 // verl. NaN is kept, so that the loss shows it.
 template <class Real>
-LOSSD_HD bool IsKeptByDppo(const PolicyOptions<Real>& options, Real lp, Real old, Real advantage) {
+LOSSD_HD_CALLED bool IsKeptByDppo(const PolicyOptions<Real>& options, Real lp, Real old,
+                                  Real advantage) {
   const Real p = lp > 0 ? Real(1) : std::exp(lp);
   const Real p_old = old > 0 ? Real(1) : std::exp(old);
   if (options.kind == PolicyKind::kDppoTv) {
@@ -97,7 +98,8 @@ LOSSD_HD Term<Real> DppoTerm(const PolicyOptions<Real>& options, const PolicyArg
 
 // -A lp + (beta / 2) q^2: the one kind that pulls tokens without advantage, too. Richemond et al. 2024 (DRO).
 template <class Real>
-LOSSD_HD Term<Real> DroTerm(const PolicyOptions<Real>& options, Real q, Real advantage, Real lp) {
+LOSSD_HD_CALLED Term<Real> DroTerm(const PolicyOptions<Real>& options, Real q, Real advantage,
+                                   Real lp) {
   const Term<Real> reinforce = WeightedLogprobTerm(advantage, Real(1), lp);
   const Real pull = Times(options.dro_beta, q);
   return {reinforce.value + Times(q, pull) / 2, reinforce.slope + pull};
@@ -105,7 +107,7 @@ LOSSD_HD Term<Real> DroTerm(const PolicyOptions<Real>& options, Real q, Real adv
 
 // phi = exp(lambda + k log w - lambda w), a constant of the gradient; 0 if it is not finite. TRL (VESPO).
 template <class Real>
-LOSSD_HD Real VespoFactor(const PolicyOptions<Real>& options, Real log_w, Real advantage) {
+LOSSD_HD_CALLED Real VespoFactor(const PolicyOptions<Real>& options, Real log_w, Real advantage) {
   const Real k = advantage >= 0 ? options.vespo_k_pos : options.vespo_k_neg;
   const Real lambda = advantage >= 0 ? options.vespo_lambda_pos : options.vespo_lambda_neg;
   const Real phi = std::exp(lambda + k * log_w - lambda * std::exp(log_w));

@@ -58,6 +58,8 @@ struct PolicySequence {
 
 // What the start stage finds out about the call.
 struct PolicyTotals {
+  int64_t count = 0;      // rows that count
+  int64_t sequences = 0;  // sequences with one
   double inverse_denominator = 1;
   double scale = 1;          // d_loss / D
   double entropy_scale = 0;  // d_loss / entropy_denominator
@@ -89,6 +91,7 @@ struct PolicyProblem {
   RowsView sequence_weight;
   RowsView sequence_pg_weight;
   RowsView d_loss;  // [1]
+  RowsView mask;    // [N], where `counted` is null; absent: every row counts
 
   // Outputs, each may be absent; the last three are a head's.
   RowsView loss;  // [1]
@@ -103,7 +106,7 @@ struct PolicyProblem {
   bool head_metrics = false;
 
   // Workspace.
-  const uint8_t* counted = nullptr;    // [N]
+  const uint8_t* counted = nullptr;    // [N]; null: the mask says it
   int32_t* sequence_of = nullptr;      // [N], written on rows that count
   PolicySequence* sequence = nullptr;  // [B]
   PolicyTotals* totals = nullptr;      // [1]
@@ -115,9 +118,18 @@ struct PolicyProblem {
   uint64_t* keys = nullptr;     // [N]; the same
   ResultRecord* record = nullptr;
 
+  LOSSD_HD bool IsCounted(int64_t row) const {
+    if (kMayHaveHead && counted != nullptr) return counted[row] != 0;
+    return !mask || mask.Mask(row);
+  }
+  // Rows of a sequence, kept within those of the call: what is wrong in cu_seqlens must not become an address before it is reported.
+  LOSSD_HD int64_t Begin(int64_t b) const { return cu_seqlens ? Within(cu_seqlens.Index(b)) : 0; }
+  LOSSD_HD int64_t End(int64_t b) const {
+    return cu_seqlens ? Within(cu_seqlens.Index(b + 1)) : rows;
+  }
   // The current log-probability, in stages that run when all of them are known.
   LOSSD_HD float Logprob(int64_t row) const {
-    if (statistics != nullptr) return statistics[row].Logprob();
+    if (kMayHaveHead && statistics != nullptr) return statistics[row].Logprob();
     return given_logprob ? given_logprob.F32(row) : 0.0f;
   }
   LOSSD_HD float Old(int64_t row, float lp) const {
@@ -138,18 +150,21 @@ struct PolicyProblem {
   }
 
   // Value, outputs and metrics of a row that counts, and its derivatives: of a head, or of what the caller gave. Without a log-probability
-  // of its own the KL term's derivative is in d_logprob. By one thread.
-  LOSSD_HD PolicyTokenResult<float> EvaluateHead(int64_t row, const RowStatistics& stats) const;
-  LOSSD_HD PolicyTokenResult<float> EvaluateGiven(int64_t row) const;
+  // of its own the KL term's derivative is in d_logprob. The row's metrics have been begun and are ended by the caller. By one thread.
+  LOSSD_HD PolicyTokenResult<float> EvaluateHead(int64_t row, const RowStatistics& stats,
+                                                 const PolicyTotals& of_call,
+                                                 MetricRow* entries) const;
+  LOSSD_HD PolicyTokenResult<float> EvaluateGiven(int64_t row, const PolicyTotals& of_call,
+                                                  MetricRow* entries) const;
 
  private:
-  LOSSD_HD PolicyTokenResult<float> Evaluate(int64_t row, float lp, float kl_lp,
-                                             float entropy) const;
+  LOSSD_HD int64_t Within(int64_t row) const { return row < 0 ? 0 : row < rows ? row : rows; }
+  LOSSD_HD PolicyTokenResult<float> Evaluate(int64_t row, float lp, float kl_lp, float entropy,
+                                             const PolicyTotals& of_call, MetricRow* entries) const;
   LOSSD_HD float PolicyWeight(int64_t row, const PolicySequence& of, float importance) const;
   LOSSD_HD ImportanceTerm<float> Importance(int64_t row, const PolicySequence& of, float old) const;
-  LOSSD_HD void WriteMetrics(int64_t row, const PolicyToken<float>& token,
-                             const PolicyTokenResult<float>& result,
-                             const ImportanceTerm<float>& importance) const;
+  LOSSD_HD void AddMetrics(const PolicyToken<float>& token, const PolicyTokenResult<float>& result,
+                           const ImportanceTerm<float>& importance, MetricRow* entries) const;
 };
 
 LOSSD_HD ImportanceTerm<float> PolicyProblem::Importance(int64_t row, const PolicySequence& of,
@@ -177,7 +192,9 @@ LOSSD_HD float PolicyProblem::PolicyWeight(int64_t row, const PolicySequence& of
 }
 
 LOSSD_HD PolicyTokenResult<float> PolicyProblem::Evaluate(int64_t row, float lp, float kl_lp,
-                                                          float entropy_of_row) const {
+                                                          float entropy_of_row,
+                                                          const PolicyTotals& of_call,
+                                                          MetricRow* entries) const {
   const int64_t b = sequence_of[row];
   const PolicySequence& of = sequence[b];
   PolicyToken<float> token;
@@ -197,8 +214,8 @@ LOSSD_HD PolicyTokenResult<float> PolicyProblem::Evaluate(int64_t row, float lp,
   }
   token.selected = IsSelected(row);
   if (entropy_mask) token.in_entropy_term = entropy_mask.Mask(row);
-  token.scale = static_cast<float>(Times(of.omega, totals->scale));
-  token.entropy_scale = static_cast<float>(totals->entropy_scale);
+  token.scale = static_cast<float>(Times(of.omega, of_call.scale));
+  token.entropy_scale = static_cast<float>(of_call.entropy_scale);
   token.shared = of.shared;
 
   PolicyTokenResult<float> result = EvaluatePolicyToken(options, token);
@@ -207,64 +224,68 @@ LOSSD_HD PolicyTokenResult<float> PolicyProblem::Evaluate(int64_t row, float lp,
   if (ratio) ratio.SetF32(row, result.ratio);
   if (importance_weight) importance_weight.SetF32(row, importance.weight);
   if (kl) kl.SetF32(row, result.kl);
-  WriteMetrics(row, token, result, importance);
+  AddMetrics(token, result, importance, entries);
   return result;
 }
 
 LOSSD_HD PolicyTokenResult<float> PolicyProblem::EvaluateHead(int64_t row,
-                                                              const RowStatistics& stats) const {
+                                                              const RowStatistics& stats,
+                                                              const PolicyTotals& of_call,
+                                                              MetricRow* entries) const {
   const float lp = stats.Logprob();
   const float entropy_of_row = stats.Entropy();
-  const PolicyTokenResult<float> result = Evaluate(row, lp, lp, entropy_of_row);
+  const PolicyTokenResult<float> result = Evaluate(row, lp, lp, entropy_of_row, of_call, entries);
   if (logprob) logprob.SetF32(row, lp);
   if (lse) lse.SetF32(row, stats.Lse());
   if (entropy) entropy.SetF32(row, entropy_of_row);
   degenerate[row] = stats.degenerate ? 1 : 0;
   if (head_metrics) {
-    metrics.Add(row, kPolicyAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
-    metrics.Add(row, kPolicyHeadEntropy, entropy_of_row);
-    metrics.Add(row, kPolicyMeanLogit, stats.MeanLogit(valid_vocab));
+    entries->Add(kPolicyAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
+    entries->Add(kPolicyHeadEntropy, entropy_of_row);
+    entries->Add(kPolicyMeanLogit, stats.MeanLogit(valid_vocab));
   }
   return result;
 }
 
-LOSSD_HD PolicyTokenResult<float> PolicyProblem::EvaluateGiven(int64_t row) const {
+LOSSD_HD PolicyTokenResult<float> PolicyProblem::EvaluateGiven(int64_t row,
+                                                               const PolicyTotals& of_call,
+                                                               MetricRow* entries) const {
   const float lp = given_logprob.F32(row);
   return Evaluate(row, lp, given_kl_logprob ? given_kl_logprob.F32(row) : lp,
-                  given_entropy ? given_entropy.F32(row) : 0.0f);
+                  given_entropy ? given_entropy.F32(row) : 0.0f, of_call, entries);
 }
 
-LOSSD_HD void PolicyProblem::WriteMetrics(int64_t row, const PolicyToken<float>& token,
-                                          const PolicyTokenResult<float>& result,
-                                          const ImportanceTerm<float>& importance) const {
+LOSSD_HD void PolicyProblem::AddMetrics(const PolicyToken<float>& token,
+                                        const PolicyTokenResult<float>& result,
+                                        const ImportanceTerm<float>& importance,
+                                        MetricRow* entries) const {
   const PolicyFlags& flags = result.flags;
-  metrics.Begin(row);
-  metrics.Add(row, kPolicyLoss, result.loss);
-  metrics.Add(row, kPolicyPg, result.pg);
-  metrics.Add(row, kPolicyRatio, result.ratio);
-  metrics.Add(row, kPolicyLogRatio, result.log_ratio);
-  metrics.Add(row, kPolicyBelow, flags.below ? 1.0f : 0.0f);
-  metrics.Add(row, kPolicyAbove, flags.above ? 1.0f : 0.0f);
-  metrics.Add(row, kPolicyClipLow, flags.below && token.advantage < 0 ? 1.0f : 0.0f);
-  metrics.Add(row, kPolicyClipHigh, flags.above && token.advantage > 0 ? 1.0f : 0.0f);
-  metrics.Add(row, kPolicyRatioCapped, flags.capped ? 1.0f : 0.0f);
-  if (options.kl_estimator != KlEstimator::kNone) metrics.Add(row, kPolicyKl, result.kl);
+  entries->Add(kPolicyLoss, result.loss);
+  entries->Add(kPolicyPg, result.pg);
+  entries->Add(kPolicyRatio, result.ratio);
+  entries->Add(kPolicyLogRatio, result.log_ratio);
+  entries->Add(kPolicyBelow, flags.below ? 1.0f : 0.0f);
+  entries->Add(kPolicyAbove, flags.above ? 1.0f : 0.0f);
+  entries->Add(kPolicyClipLow, flags.below && token.advantage < 0 ? 1.0f : 0.0f);
+  entries->Add(kPolicyClipHigh, flags.above && token.advantage > 0 ? 1.0f : 0.0f);
+  entries->Add(kPolicyRatioCapped, flags.capped ? 1.0f : 0.0f);
+  if (options.kl_estimator != KlEstimator::kNone) entries->Add(kPolicyKl, result.kl);
   if (options.entropy_kind != EntropyKind::kNone && token.in_entropy_term) {
-    metrics.Add(row, kPolicyEntropy, result.entropy);
+    entries->Add(kPolicyEntropy, result.entropy);
   }
   if (options.is_level != ImportanceLevel::kNone) {
-    metrics.Add(row, kPolicyImportanceWeight, importance.weight);
-    metrics.Add(row, kPolicyImportanceWeightSquared, importance.weight * importance.weight);
-    metrics.Add(row, kPolicyImportanceOutOfBounds, importance.out_of_bounds ? 1.0f : 0.0f);
+    entries->Add(kPolicyImportanceWeight, importance.weight);
+    entries->Add(kPolicyImportanceWeightSquared, importance.weight * importance.weight);
+    entries->Add(kPolicyImportanceOutOfBounds, importance.out_of_bounds ? 1.0f : 0.0f);
   }
   if (sampler_logprob) {
     const MismatchMetrics<float> mismatch = Mismatch(token.lp, token.old, token.sampler);
-    metrics.Add(row, kPolicyProbDifference, mismatch.prob_difference);
-    metrics.Add(row, kPolicyMultProbError, mismatch.mult_prob_error);
-    metrics.Add(row, kPolicySamplerK3, mismatch.sampler_k3);
-    metrics.Add(row, kPolicyPolicyK3, mismatch.policy_k3);
-    metrics.Add(row, kPolicyJs, mismatch.js);
-    metrics.Add(row, kPolicyApproxEntropy, mismatch.approx_entropy);
+    entries->Add(kPolicyProbDifference, mismatch.prob_difference);
+    entries->Add(kPolicyMultProbError, mismatch.mult_prob_error);
+    entries->Add(kPolicySamplerK3, mismatch.sampler_k3);
+    entries->Add(kPolicyPolicyK3, mismatch.policy_k3);
+    entries->Add(kPolicyJs, mismatch.js);
+    entries->Add(kPolicyApproxEntropy, mismatch.approx_entropy);
   }
 }
 

@@ -30,13 +30,16 @@ struct PolicySelectStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t) const {
-    const PolicyProblem& p = problem;
-    if (p.record->code != 0) return;
+    if (problem.record->code == 0) Select(problem, team);
+  }
+
+  template <class Team>
+  LOSSD_HD_CALLED static void Select(const PolicyProblem& p, Team& team) {
     double advantage = 0;
     double lp = 0;
     int64_t count = 0;
     for (int64_t i = team.rank(); i < p.rows; i += team.size()) {
-      if (p.counted[i] == 0) continue;
+      if (!p.IsCounted(i)) continue;
       advantage += p.Advantage(i, p.sequence_of[i]);
       lp += p.Logprob(i);
       ++count;
@@ -48,13 +51,13 @@ struct PolicySelectStage {
     int64_t candidates = 0;
     for (int64_t i = team.rank(); i < p.rows; i += team.size()) {
       p.selected[i] = 0;
-      if (p.counted[i] == 0) continue;
+      if (!p.IsCounted(i)) continue;
       const float a = p.Advantage(i, p.sequence_of[i]);
       const double cov = (a - mean_advantage) * (p.Logprob(i) - mean_lp);
       if (p.options.kind == PolicyKind::kKlCov) {
         p.keys[i] = FallingKey(cov);
       } else {
-        if (!IsCandidate(i, a, cov)) continue;
+        if (!IsCandidate(p, i, a, cov)) continue;
         p.keys[i] = SplitMix64(p.options.cov_seed, static_cast<uint64_t>(i));
       }
       p.selected[i] = 1;
@@ -66,11 +69,11 @@ struct PolicySelectStage {
   }
 
  private:
-  LOSSD_HD bool IsCandidate(int64_t i, float advantage, double cov) const {
-    const PolicyOptions<float>& options = problem.options;
+  LOSSD_HD static bool IsCandidate(const PolicyProblem& p, int64_t i, float advantage, double cov) {
+    const PolicyOptions<float>& options = p.options;
     if (!(cov > options.cov_low && cov < options.cov_high)) return false;
-    const float lp = problem.Logprob(i);
-    const float r = RatioTerm(options, lp - problem.Old(i, lp)).value;
+    const float lp = p.Logprob(i);
+    const float r = RatioTerm(options, lp - p.Old(i, lp)).value;
     return !(advantage > 0 && r > options.ratio_high) && !(advantage < 0 && r < options.ratio_low);
   }
 };

@@ -36,14 +36,14 @@ LOSSD_HD Term<double> GmpoExponent(const PolicyOptions<Real>& options, double q,
 }
 
 // log w of a weight in VESPO's sum, which stays finite.
-LOSSD_HD double VespoLog(double weight) {
+LOSSD_HD_CALLED double VespoLog(double weight) {
   constexpr double kLow = -18.420680743952367;  // log 1e-8
   return Clamp(std::log(weight), kLow, 20.0);
 }
 
 // What a token's weight adds to log_importance or log_pg_weight.
 template <class Real>
-LOSSD_HD double LogWeight(const PolicyOptions<Real>& options, double weight) {
+LOSSD_HD_CALLED double LogWeight(const PolicyOptions<Real>& options, double weight) {
   return options.kind == PolicyKind::kVespo ? VespoLog(weight) : std::log(weight);
 }
 
@@ -57,11 +57,11 @@ LOSSD_HD double SequenceExponent(const PolicyOptions<Real>& options, double q, R
 
 // Sums over the tokens of a sequence that count.
 struct SequenceSums {
-  int64_t length = 0;
+  int32_t length = 0;
   double importance = 0;  // old - sampler
   double drift = 0;       // sampler - lp
   double exponent = 0;    // of the ratio
-  double advantage = 0;
+  double advantage = 0;   // GMPO
   // Logarithms of the weights that tokens bring, for GMPO's geometric mean and VESPO's sum.
   double log_importance = 0;
   double log_pg_weight = 0;
@@ -109,7 +109,9 @@ LOSSD_HD SequenceRatio<Real> MakeSequenceRatio(const PolicyOptions<Real>& option
   }
   // GMPO has no clamp of the log-ratio: then RatioTerm is exp.
   shared.ratio = RatioTerm(options, static_cast<Real>(sums.exponent / length));
-  shared.mean_advantage = static_cast<Real>(sums.advantage / length);
+  if (options.kind == PolicyKind::kGmpo) {
+    shared.mean_advantage = static_cast<Real>(sums.advantage / length);
+  }
   return shared;
 }
 

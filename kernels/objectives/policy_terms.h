@@ -72,7 +72,7 @@ LOSSD_HD Term<Real> KlEstimate(KlEstimator estimator, Real d) {
 // The factor v of the estimate. RATIO: TRL's bias correction. SCORE_FUNCTION: value 1, gradient that of log p (NeMo-RL).
 // SAMPLER_RATIO: exp(lp - sampler), NeMo-RL's on-policy approximation.
 template <class Real>
-LOSSD_HD Term<Real> KlWeightTerm(KlWeight weight, const Term<Real>& ratio, Real lp, Real sampler) {
+LOSSD_HD_CALLED Term<Real> KlWeightTerm(KlWeight weight, Term<Real> ratio, Real lp, Real sampler) {
   switch (weight) {
     case KlWeight::kNone:
       return {Real(1), Real(0)};
@@ -99,8 +99,8 @@ struct KlResult {
 // clamp(v estimate(clamp(d))), before the coefficient. A clamp that is active takes the whole gradient away, the weight's too.
 // Straight-through (verl "+"): the value as it is, the gradient that of K2 on the unclamped d.
 template <class Real>
-LOSSD_HD KlResult<Real> KlTerm(const PolicyOptions<Real>& options, Real d,
-                               const Term<Real>& weight) {
+LOSSD_HD_CALLED KlResult<Real> KlTerm(const PolicyOptions<Real>& options, Real d,
+                                      Term<Real> weight) {
   const Real in = options.kl_in_clamp;
   const Term<Real> estimate = KlEstimate(options.kl_estimator, Clamp(d, -in, in));
   const Real weighted = Times(weight.value, estimate.value);
@@ -118,7 +118,7 @@ LOSSD_HD KlResult<Real> KlTerm(const PolicyOptions<Real>& options, Real d,
 
 // -p log p of the sampled token (Megatron-RL), p = exp(lp). The entropy of the whole distribution comes from the head.
 template <class Real>
-LOSSD_HD Term<Real> SampledEntropyTerm(Real lp) {
+LOSSD_HD_CALLED Term<Real> SampledEntropyTerm(Real lp) {
   const Real p = std::exp(lp);
   return {-Times(p, lp), -Times(p, lp + 1)};
 }
@@ -133,7 +133,8 @@ struct ImportanceTerm {
 // a weight that only fp32 cannot hold is truncated, not taken for an infinite one. TRUNCATE: truncated importance sampling (Yao et
 // al. 2025); MASK: IcePop.
 template <class Real>
-LOSSD_HD ImportanceTerm<Real> ImportanceWeight(const PolicyOptions<Real>& options, double x) {
+LOSSD_HD_CALLED ImportanceTerm<Real> ImportanceWeight(const PolicyOptions<Real>& options,
+                                                      double x) {
   const double clamp = options.is_log_clamp;
   double w = std::exp(Clamp(x, -clamp, clamp));
   if (!std::isfinite(w)) w = 0;
@@ -155,7 +156,7 @@ LOSSD_HD ImportanceTerm<Real> ImportanceWeight(const PolicyOptions<Real>& option
 
 // Row filter (seq-mask-tis): whether a sequence whose mean of old - sampler is `mean_x` loses its weight.
 template <class Real>
-LOSSD_HD bool IsSequenceDropped(const PolicyOptions<Real>& options, double mean_x) {
+LOSSD_HD_CALLED bool IsSequenceDropped(const PolicyOptions<Real>& options, double mean_x) {
   if (!options.is_row_filter) return false;
   const double w = std::exp(mean_x);
   return !(w >= options.is_row_min && w <= options.is_row_max);

@@ -123,7 +123,7 @@ struct MismatchMetrics {
 };
 
 template <class Real>
-LOSSD_HD MismatchMetrics<Real> Mismatch(Real lp, Real old, Real sampler) {
+LOSSD_HD_CALLED MismatchMetrics<Real> Mismatch(Real lp, Real old, Real sampler) {
   MismatchMetrics<Real> out;
   const Real x = old - sampler;
   out.prob_difference = std::fabs(std::exp(old) - std::exp(sampler));

@@ -59,8 +59,8 @@ struct PreferenceProblem {
     return options.pairing == Pairing::kHalves ? Pairs() + pair : 2 * pair + 1;
   }
 
-  // Value, slopes, outputs and metrics of a pair whose sums are there. Called by one thread.
-  LOSSD_HD void EvaluatePair(int64_t pair) const;
+  // Value, slopes, outputs and metrics of a pair with its sums. Called by one thread.
+  LOSSD_HD void EvaluatePair(int64_t pair, SequenceFacts* chosen, SequenceFacts* rejected) const;
 
   // The term at a place of its two lists.
   LOSSD_HD ValueSlope<double> EvaluatePlace(const PreferenceTermOptions<double>& term, int32_t list,
@@ -103,9 +103,8 @@ struct PreferenceProblem {
   }
 };
 
-LOSSD_HD void PreferenceProblem::EvaluatePair(int64_t pair) const {
-  SequenceFacts* c = sequences.facts + Chosen(pair);
-  SequenceFacts* r = sequences.facts + Rejected(pair);
+LOSSD_HD void PreferenceProblem::EvaluatePair(int64_t pair, SequenceFacts* c,
+                                              SequenceFacts* r) const {
   PairTerm<double> sum;
   int32_t list = 0;
   for (int32_t t = 0; t < options.term_count; ++t) {
@@ -139,17 +138,18 @@ LOSSD_HD void PreferenceProblem::EvaluatePair(int64_t pair) const {
   if (chosen_reward) chosen_reward.SetF32(pair, static_cast<float>(chosen));
   if (rejected_reward) rejected_reward.SetF32(pair, static_cast<float>(rejected));
 
-  const MetricColumns& metrics = sequences.group_metrics;
-  metrics.Begin(pair);
-  if (weight == 0) return;
-  metrics.Add(pair, kPairLoss, static_cast<float>(value));
-  metrics.Add(pair, kPairChosenLogp, static_cast<float>(c->logp));
-  metrics.Add(pair, kPairRejectedLogp, static_cast<float>(r->logp));
-  metrics.Add(pair, kPairChosenReward, static_cast<float>(chosen));
-  metrics.Add(pair, kPairRejectedReward, static_cast<float>(rejected));
-  metrics.Add(pair, kPairMargin, static_cast<float>(chosen - rejected));
-  metrics.Add(pair, kPairAccuracy, chosen > rejected ? 1.0f : 0.0f);
-  metrics.Add(pair, kPairWpoWeight, static_cast<float>(rho));
+  MetricRow metrics(sequences.group_metrics, pair);
+  if (weight != 0) {
+    metrics.Add(kPairLoss, static_cast<float>(value));
+    metrics.Add(kPairChosenLogp, static_cast<float>(c->logp));
+    metrics.Add(kPairRejectedLogp, static_cast<float>(r->logp));
+    metrics.Add(kPairChosenReward, static_cast<float>(chosen));
+    metrics.Add(kPairRejectedReward, static_cast<float>(rejected));
+    metrics.Add(kPairMargin, static_cast<float>(chosen - rejected));
+    metrics.Add(kPairAccuracy, chosen > rejected ? 1.0f : 0.0f);
+    metrics.Add(kPairWpoWeight, static_cast<float>(rho));
+  }
+  metrics.End();
 }
 
 // Sums of a pair's two sequences, and the pair itself where nothing is sorted. Instances are pairs.
@@ -160,50 +160,71 @@ struct PreferencePairStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t pair) const {
-    const PreferenceProblem& p = problem;
+    if (problem.sequences.record->code == 0) Gather(problem, team, pair);
+  }
+
+  // The same whatever the record says. The counts are right on every thread.
+  template <class Team>
+  LOSSD_HD static GroupCounts Gather(const PreferenceProblem& p, Team& team, int64_t pair) {
     const SequenceProblem& s = p.sequences;
-    // Without this a cu_seqlens that was refused would become addresses.
-    if (s.record->code != 0) return;
     const int64_t chosen = p.Chosen(pair);
     const int64_t rejected = p.Rejected(pair);
-    const int64_t chosen_rows = CountRows(team, s, s.Begin(chosen), s.End(chosen));
-    const int64_t rejected_rows = CountRows(team, s, s.Begin(rejected), s.End(rejected));
-    // Liu et al. 2024 (LD-DPO): what the longer sequence has beyond the shorter one counts less.
-    int64_t full_chosen = chosen_rows;
-    int64_t full_rejected = rejected_rows;
-    if (s.ld_alpha != 1) {
-      full_chosen = full_rejected = chosen_rows < rejected_rows ? chosen_rows : rejected_rows;
-    }
-    const SequenceFacts c = SumSequence(team, s, chosen, Side::kFirst, chosen_rows, full_chosen);
-    const SequenceFacts r =
-        SumSequence(team, s, rejected, Side::kSecond, rejected_rows, full_rejected);
-    const GroupFacts likelihood = SumLikelihood(team, chosen);
+    int64_t chosen_cut = s.End(chosen);
+    int64_t rejected_cut = s.End(rejected);
+    if (s.ld_alpha != 1) FindCuts(s, team, chosen, rejected, &chosen_cut, &rejected_cut);
+    SequenceFacts c = SumOwnRows(team, s, chosen, Side::kFirst, chosen_cut);
+    SequenceFacts r = SumOwnRows(team, s, rejected, Side::kSecond, rejected_cut);
+    team.SumAll(&c.length, &c.logp, &c.reference, &r.length, &r.logp, &r.reference);
+    UseSequenceReference(s, chosen, &c);
+    UseSequenceReference(s, rejected, &r);
+    const GroupFacts likelihood = SumLikelihood(s, team, chosen);
     double chosen_mean = 0;
     double rejected_mean = 0;
     if (p.options.wpo) {
-      chosen_mean = MeanConfidence(team, chosen, chosen_rows);
-      rejected_mean = MeanConfidence(team, rejected, rejected_rows);
+      chosen_mean = MeanConfidence(p, team, chosen, c.length);
+      rejected_mean = MeanConfidence(p, team, rejected, r.length);
     }
-    if (team.rank() != 0) return;
-    s.facts[chosen] = c;
-    s.facts[rejected] = r;
+    if (team.rank() == 0) Evaluate(p, pair, &c, &r, likelihood, chosen_mean, rejected_mean);
+    return {s.GroupWeight(pair) != 0 ? 1 : 0, likelihood.nll_tokens};
+  }
+
+ private:
+  LOSSD_HD static void Evaluate(const PreferenceProblem& p, int64_t pair, SequenceFacts* c,
+                                SequenceFacts* r, const GroupFacts& likelihood, double chosen_mean,
+                                double rejected_mean) {
+    const SequenceProblem& s = p.sequences;
+    const int64_t chosen = p.Chosen(pair);
+    const int64_t rejected = p.Rejected(pair);
     s.group[pair] = likelihood;
     if (p.options.wpo) {
       p.wpo_mean[chosen] = chosen_mean;
       p.wpo_mean[rejected] = rejected_mean;
     }
     if (p.sorted.lists == 0) {
-      p.EvaluatePair(pair);
+      p.EvaluatePair(pair, c, r);
     } else {
-      p.WriteKeys(pair, c, r);
+      p.WriteKeys(pair, *c, *r);
+    }
+    s.facts[chosen] = *c;
+    s.facts[rejected] = *r;
+  }
+
+  // Liu et al. 2024 (LD-DPO): what the longer sequence has beyond the shorter one counts less.
+  template <class Team>
+  LOSSD_HD static void FindCuts(const SequenceProblem& s, Team& team, int64_t chosen,
+                                int64_t rejected, int64_t* chosen_cut, int64_t* rejected_cut) {
+    const int64_t chosen_rows = CountRows(team, s, s.Begin(chosen), s.End(chosen));
+    const int64_t rejected_rows = CountRows(team, s, s.Begin(rejected), s.End(rejected));
+    if (chosen_rows > rejected_rows) {
+      *chosen_cut = FindCut(team, s, s.Begin(chosen), s.End(chosen), rejected_rows);
+    } else if (rejected_rows > chosen_rows) {
+      *rejected_cut = FindCut(team, s, s.Begin(rejected), s.End(rejected), chosen_rows);
     }
   }
 
- private:
   // Negative log-likelihood of the chosen sequence.
   template <class Team>
-  LOSSD_HD GroupFacts SumLikelihood(Team& team, int64_t sequence) const {
-    const SequenceProblem& s = problem.sequences;
+  LOSSD_HD static GroupFacts SumLikelihood(const SequenceProblem& s, Team& team, int64_t sequence) {
     GroupFacts out;
     if (s.nll_coef == 0) return out;
     for (int64_t i = s.Begin(sequence) + team.rank(); i < s.End(sequence); i += team.size()) {
@@ -211,20 +232,20 @@ struct PreferencePairStage {
       out.nll -= s.Logprob(i);
       ++out.nll_tokens;
     }
-    out.nll = team.Sum(out.nll);
-    out.nll_tokens = team.Sum(out.nll_tokens);
+    team.SumAll(&out.nll, &out.nll_tokens);
     return out;
   }
 
   // Mean of lp - log sum p^2: how likely the policy finds the sequence, against one that it draws itself.
   template <class Team>
-  LOSSD_HD double MeanConfidence(Team& team, int64_t sequence, int64_t length) const {
-    const SequenceProblem& s = problem.sequences;
+  LOSSD_HD static double MeanConfidence(const PreferenceProblem& p, Team& team, int64_t sequence,
+                                        int64_t length) {
+    const SequenceProblem& s = p.sequences;
     double sum = 0;
     for (int64_t i = s.Begin(sequence) + team.rank(); i < s.End(sequence); i += team.size()) {
       if (!s.InMask(i)) continue;
-      const float of_row =
-          s.statistics != nullptr ? s.statistics[i].LogSumP2() : problem.log_sum_p2.F32(i);
+      const float of_row = kMayHaveHead && s.statistics != nullptr ? s.statistics[i].LogSumP2()
+                                                                   : p.log_sum_p2.F32(i);
       sum += static_cast<double>(s.Logprob(i)) - of_row;
     }
     sum = team.Sum(sum);
@@ -240,7 +261,7 @@ struct PreferenceRankStage {
   int64_t pairs = 0;
   const ResultRecord* record = nullptr;
 
-  int64_t Instances() const { return sorted.lists * Blocks(); }
+  LOSSD_HD int64_t Instances() const { return sorted.lists * Blocks(); }
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t instance) const {
@@ -281,7 +302,11 @@ struct PreferenceValueStage {
     if (problem.sequences.record->code != 0) return;
     const int64_t begin = instance * kPairs;
     const int64_t end = begin + kPairs < problem.Pairs() ? begin + kPairs : problem.Pairs();
-    for (int64_t k = begin + team.rank(); k < end; k += team.size()) problem.EvaluatePair(k);
+    for (int64_t k = begin + team.rank(); k < end; k += team.size()) Evaluate(problem, k);
+  }
+
+  LOSSD_HD static void Evaluate(const PreferenceProblem& p, int64_t pair) {
+    p.EvaluatePair(pair, p.sequences.facts + p.Chosen(pair), p.sequences.facts + p.Rejected(pair));
   }
 };
 

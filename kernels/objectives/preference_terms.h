@@ -25,7 +25,7 @@ struct PairTerm {
 
 // s(x) and s'(x). Wang et al. 2023 ("Beyond reverse KL", TRL's f-divergences); ALPHA_REWARD: Gupta et al. 2025 (AlphaPO).
 template <class Real>
-LOSSD_HD ValueSlope<Real> ScoreOf(PreferenceScore score, Real alpha, Real x) {
+LOSSD_HD_CALLED ValueSlope<Real> ScoreOf(PreferenceScore score, Real alpha, Real x) {
   switch (score) {
     case PreferenceScore::kReverseKl:
       return {x, Real(1)};
@@ -54,16 +54,17 @@ LOSSD_HD ValueSlope<Real> ScoreOf(PreferenceScore score, Real alpha, Real x) {
 // (CPO), Melnyk et al. 2024 (AOT) put other things into u. e > 0: Mitchell 2023 (conservative DPO).
 template <class Real>
 LOSSD_HD ValueSlope<Real> SmoothSigmoidLoss(Real u, Real e) {
-  return {-Times(1 - e, LogSigmoid(u)) - Times(e, LogSigmoid(-u)),
-          -(1 - e) * Sigmoid(-u) + e * Sigmoid(u)};
+  const Logistic<Real> l = LogisticOf(u);
+  return {-Times(1 - e, l.log_up) - Times(e, l.log_down), -(1 - e) * l.down + e * l.up};
 }
 
 // (-(1 - e) ls(u) + e ls(-u)) / (1 - 2e), e < 1/2. Chowdhury et al. 2024, "Provably robust DPO".
 template <class Real>
-LOSSD_HD ValueSlope<Real> RobustLoss(Real u, Real e) {
+LOSSD_HD_CALLED ValueSlope<Real> RobustLoss(Real u, Real e) {
   const Real scale = 1 / (1 - 2 * e);
-  return {scale * (-Times(1 - e, LogSigmoid(u)) + Times(e, LogSigmoid(-u))),
-          scale * (-(1 - e) * Sigmoid(-u) - e * Sigmoid(u))};
+  const Logistic<Real> l = LogisticOf(u);
+  return {scale * (-Times(1 - e, l.log_up) + Times(e, l.log_down)),
+          scale * (-(1 - e) * l.down - e * l.up)};
 }
 
 // max(0, 1 - u); at u = 1 the derivative is 0. Zhao et al. 2023 (SLiC-HF).
@@ -75,7 +76,7 @@ LOSSD_HD ValueSlope<Real> HingeLoss(Real u) {
 
 // KL of the two-outcome model sig(u) to the labels (1 - e, e). Ji et al. 2024 (EXO), n = 2. ls(u) - ls(-u) = u.
 template <class Real>
-LOSSD_HD ValueSlope<Real> ExoPairLoss(Real u, Real e) {
+LOSSD_HD_CALLED ValueSlope<Real> ExoPairLoss(Real u, Real e) {
   const Real up = Sigmoid(u);
   const Real down = Sigmoid(-u);
   const Real log_keep = std::log1p(-e);
@@ -87,7 +88,7 @@ LOSSD_HD ValueSlope<Real> ExoPairLoss(Real u, Real e) {
 // -ls(u) sig(-u / tau) + exp(ls(u / tau) - u). Lu et al. 2024 (DiscoPOP's log-ratio modulated loss): with m = sig(u / tau) the sum
 // (1 - m) logistic + m exponential, whose second part is one exponential here, for its factors over- and underflow alone.
 template <class Real>
-LOSSD_HD ValueSlope<Real> DiscopopLoss(Real u, Real tau) {
+LOSSD_HD_CALLED ValueSlope<Real> DiscopopLoss(Real u, Real tau) {
   const Real v = u / tau;
   const Real m = Sigmoid(v);
   const Real rest = Sigmoid(-v);  // 1 - m
@@ -124,7 +125,7 @@ LOSSD_HD PairTerm<Real> IpoLoss(Real beta, Real d) {
 
 // -ls(b s_c) - ls(-b s_c) / 2 - ls(-b s_r) / 2. Chen et al. 2024 (NCA), two responses.
 template <class Real>
-LOSSD_HD PairTerm<Real> NcaPairLoss(Real beta, Real chosen, Real rejected) {
+LOSSD_HD_CALLED PairTerm<Real> NcaPairLoss(Real beta, Real chosen, Real rejected) {
   const Real c = beta * chosen;
   const Real r = beta * rejected;
   return {-LogSigmoid(c) - LogSigmoid(-c) / 2 - LogSigmoid(-r) / 2,
@@ -133,7 +134,7 @@ LOSSD_HD PairTerm<Real> NcaPairLoss(Real beta, Real chosen, Real rejected) {
 
 // -ls(b s_c - delta) - ls(delta - b s_r). Jung et al. 2024 (BCO); TRL's bco_pair and Liger have delta 0.
 template <class Real>
-LOSSD_HD PairTerm<Real> BcoPairLoss(Real beta, Real delta, Real chosen, Real rejected) {
+LOSSD_HD_CALLED PairTerm<Real> BcoPairLoss(Real beta, Real delta, Real chosen, Real rejected) {
   const Real c = beta * chosen - delta;
   const Real r = beta * rejected - delta;
   return {-LogSigmoid(c) - LogSigmoid(-r), -beta * Sigmoid(-c), beta * Sigmoid(r)};
@@ -149,7 +150,7 @@ LOSSD_HD PairTerm<Real> SppoHardLoss(Real beta, Real chosen, Real rejected) {
 
 // 1 - sig(b x_c) + sig(b x_r). D'Oosterlinck et al. 2024 (APO-zero).
 template <class Real>
-LOSSD_HD PairTerm<Real> ApoZeroLoss(Real beta, Real chosen, Real rejected) {
+LOSSD_HD_CALLED PairTerm<Real> ApoZeroLoss(Real beta, Real chosen, Real rejected) {
   const Real c = beta * chosen;
   const Real r = beta * rejected;
   return {Sigmoid(-c) + Sigmoid(r), -beta * SigmoidSlope(c), beta * SigmoidSlope(r)};
@@ -157,7 +158,7 @@ LOSSD_HD PairTerm<Real> ApoZeroLoss(Real beta, Real chosen, Real rejected) {
 
 // sig(b x_c) + 1 - sig(b (x_c - x_r)). The same (APO-down).
 template <class Real>
-LOSSD_HD PairTerm<Real> ApoDownLoss(Real beta, Real chosen, Real rejected) {
+LOSSD_HD_CALLED PairTerm<Real> ApoDownLoss(Real beta, Real chosen, Real rejected) {
   const Real c = beta * chosen;
   const Real d = beta * (chosen - rejected);
   const Real slope = beta * SigmoidSlope(d);
@@ -167,7 +168,7 @@ LOSSD_HD PairTerm<Real> ApoDownLoss(Real beta, Real chosen, Real rejected) {
 // -b ls(o), o the log of the odds ratio of a = min(x_c, -1e-6) and c = min(x_r, -1e-6); 1 - e^a = -expm1(a). Hong et al. 2024 (ORPO),
 // eq. 6. The clamp keeps a probability of 1 finite and takes its gradient away.
 template <class Real>
-LOSSD_HD PairTerm<Real> OrpoLoss(Real beta, Real chosen, Real rejected) {
+LOSSD_HD_CALLED PairTerm<Real> OrpoLoss(Real beta, Real chosen, Real rejected) {
   const Real most = Real(-1e-6);
   const bool certain_c = chosen > most;
   const bool certain_r = rejected > most;

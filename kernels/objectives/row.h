@@ -9,6 +9,14 @@
 
 namespace lossd {
 
+// Kernels for calls without a head define LOSSD_WITHOUT_HEAD, and have no code for what only a head leaves: statistics of rows, and an array of
+// the rows that count.
+#if defined(__CUDA_ARCH__) && defined(LOSSD_WITHOUT_HEAD)
+inline constexpr bool kMayHaveHead = false;
+#else
+inline constexpr bool kMayHaveHead = true;
+#endif
+
 // Sums over the valid columns of one row of logits z, all relative to the row's maximum so that a common offset costs nothing; or to
 // another logit of the row, and then largest_d says how far the maximum is above it, where it is asked for.
 // fp32 from unrounded logits. Names as in the columns of vocab_stats.

@@ -29,7 +29,7 @@ enum class Side : int32_t { kFirst, kSecond };
 // What is found out about a sequence.
 struct SequenceFacts {
   Side side = Side::kFirst;
-  int64_t length = 0;    // rows that count
+  int32_t length = 0;    // rows that count
   int64_t cut = 0;       // kappa is 1 on rows before it, ld_alpha from it on
   double logp = 0;       // L = sum of kappa lp, nats
   double reference = 0;  // the same of the reference; 0 without one
@@ -46,7 +46,7 @@ struct SequenceFacts {
 struct GroupFacts {
   double value = 0;  // its loss after all weights
   double nll = 0;    // sum of -lp over its tokens of the likelihood term
-  int64_t nll_tokens = 0;
+  int32_t nll_tokens = 0;
 };
 
 struct SequenceTotals {
@@ -91,8 +91,8 @@ struct SequenceProblem {
   CountDenominator denominator_from = CountDenominator::kGiven;
 
   // Workspace.
-  const uint8_t* counted =
-      nullptr;  // [N]: rows of the mask, and those of the likelihood term alone
+  // [N]: rows of the mask, and those of the likelihood term alone; null: the masks say it.
+  const uint8_t* counted = nullptr;
   RowStatistics* statistics = nullptr;  // [N]; null where the log-probabilities are given
   SequenceFacts* facts = nullptr;       // [sequences]
   GroupFacts* group = nullptr;          // [groups]
@@ -101,24 +101,41 @@ struct SequenceProblem {
   MetricColumns row_metrics;  // without metrics unless head metrics are wanted
   ResultRecord* record = nullptr;
 
-  // Whether a row that is counted takes part in more than the likelihood term.
-  LOSSD_HD bool InMask(int64_t row) const { return counted[row] != 0 && (!mask || mask.Mask(row)); }
+  // Whether a row takes part in more than the likelihood term.
+  LOSSD_HD bool InMask(int64_t row) const { return MayCount(row) && (!mask || mask.Mask(row)); }
   // Whether a row is a token of the likelihood term.
   LOSSD_HD bool IsNllToken(int64_t row, Side side) const {
-    if (nll_coef == 0 || side != Side::kFirst || counted[row] == 0) return false;
+    if (nll_coef == 0 || side != Side::kFirst || !MayCount(row)) return false;
     return nll_mask ? nll_mask.Mask(row) : InMask(row);
   }
+  // Whether a row takes part in anything.
+  LOSSD_HD bool IsCounted(int64_t row, Side side) const {
+    if (kMayHaveHead && counted != nullptr) return counted[row] != 0;
+    return InMask(row) || (side == Side::kFirst && nll_mask && nll_mask.Mask(row));
+  }
   LOSSD_HD float Logprob(int64_t row) const {
-    return statistics != nullptr ? statistics[row].Logprob() : given_logprob.F32(row);
+    if (kMayHaveHead && statistics != nullptr) return statistics[row].Logprob();
+    return given_logprob.F32(row);
   }
-  LOSSD_HD double Kappa(const SequenceFacts& of, int64_t row) const {
-    return row < of.cut ? 1.0 : ld_alpha;
-  }
-  LOSSD_HD int64_t Begin(int64_t sequence) const { return cu_seqlens.Index(sequence); }
-  LOSSD_HD int64_t End(int64_t sequence) const { return cu_seqlens.Index(sequence + 1); }
+  LOSSD_HD double Kappa(int64_t cut, int64_t row) const { return row < cut ? 1.0 : ld_alpha; }
+  // Rows of a sequence, kept within those of the call: what is wrong in cu_seqlens must not become an address before it is reported.
+  LOSSD_HD int64_t Begin(int64_t sequence) const { return Within(cu_seqlens.Index(sequence)); }
+  LOSSD_HD int64_t End(int64_t sequence) const { return Within(cu_seqlens.Index(sequence + 1)); }
   LOSSD_HD double GroupWeight(int64_t of) const {
     return group_weight ? static_cast<double>(group_weight.F32(of)) : 1.0;
   }
+
+ private:
+  LOSSD_HD bool MayCount(int64_t row) const {
+    return !kMayHaveHead || counted == nullptr || counted[row] != 0;
+  }
+  LOSSD_HD int64_t Within(int64_t row) const { return row < 0 ? 0 : row < rows ? row : rows; }
+};
+
+// What the denominators of a call count, of a group.
+struct GroupCounts {
+  int32_t groups = 0;  // 1 if its weight is not 0
+  int32_t nll_tokens = 0;
 };
 
 // Rows of a sequence that count for more than the likelihood term.
@@ -150,32 +167,31 @@ LOSSD_HD int64_t FindCut(Team& team, const SequenceProblem& problem, int64_t beg
   return end;
 }
 
-// Sums of a sequence with `length` rows that count, of which the first `full` have kappa 1.
+// Length, logp and reference of the rows of a sequence that are this thread's; SumAll of the three makes the sequence's of them.
 template <class Team>
-LOSSD_HD SequenceFacts SumSequence(Team& team, const SequenceProblem& problem, int64_t sequence,
-                                   Side side, int64_t length, int64_t full) {
-  const int64_t begin = problem.Begin(sequence);
+LOSSD_HD SequenceFacts SumOwnRows(const Team& team, const SequenceProblem& problem,
+                                  int64_t sequence, Side side, int64_t cut) {
   const int64_t end = problem.End(sequence);
   SequenceFacts facts;
   facts.side = side;
-  facts.length = length;
-  facts.cut = full < length ? FindCut(team, problem, begin, end, full) : end;
-  double logp = 0;
-  double reference = 0;
-  for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
+  facts.cut = cut;
+  for (int64_t i = problem.Begin(sequence) + team.rank(); i < end; i += team.size()) {
     if (!problem.InMask(i)) continue;
-    const double kappa = problem.Kappa(facts, i);
-    logp += Times(kappa, static_cast<double>(problem.Logprob(i)));
+    ++facts.length;
+    const double kappa = problem.Kappa(cut, i);
+    facts.logp += Times(kappa, static_cast<double>(problem.Logprob(i)));
     if (problem.ref_logprob) {
-      reference += Times(kappa, static_cast<double>(problem.ref_logprob.F32(i)));
+      facts.reference += Times(kappa, static_cast<double>(problem.ref_logprob.F32(i)));
     }
   }
-  facts.logp = team.Sum(logp);
-  facts.reference = team.Sum(reference);
-  if (problem.ref_sequence_logprob && length > 0) {
-    facts.reference = problem.ref_sequence_logprob.F32(sequence);
-  }
   return facts;
+}
+
+// A reference that is given for the sequence as a whole.
+LOSSD_HD void UseSequenceReference(const SequenceProblem& problem, int64_t sequence,
+                                   SequenceFacts* facts) {
+  if (!problem.ref_sequence_logprob || facts->length == 0) return;
+  facts->reference = problem.ref_sequence_logprob.F32(sequence);
 }
 
 }  // namespace lossd

@@ -4,7 +4,8 @@
 //   NllMaskStage (only with nll_mask, before the rows are selected)   reference head with LogprobRows
 //   head pass with KeepStatisticsRows   stages of the loss: facts of sequences and groups   SequenceTotalsStage (1)
 //   SequenceRowStage (sequences)   head pass with KeptGradientRows, if a gradient is wanted   SequenceEndStage
-// Where the log-probabilities are given there is no head pass. The host waits nowhere.
+// Where the log-probabilities are given there is no head pass, and on a GPU everything is one launch (kernels/cuda/loss_kernel.cuh). The host
+// waits nowhere.
 #ifndef LOSSD_KERNELS_OBJECTIVES_SEQUENCE_STAGES_H_
 #define LOSSD_KERNELS_OBJECTIVES_SEQUENCE_STAGES_H_
 
@@ -40,10 +41,12 @@ struct NllMaskStage {
   LOSSD_HD void Run(Team& team, int64_t instance) const {
     const int64_t begin = instance * kRows;
     const int64_t end = begin + kRows < rows ? begin + kRows : rows;
-    for (int64_t i = begin + team.rank(); i < end; i += team.size()) {
-      const bool kept = !mask || mask.Mask(i);
-      read[i] = kept || (nll_mask.Mask(i) && IsChosen(pairing, pairs, SequenceOf(i))) ? 1 : 0;
-    }
+    for (int64_t i = begin + team.rank(); i < end; i += team.size()) read[i] = IsRead(i) ? 1 : 0;
+  }
+
+  LOSSD_HD bool IsRead(int64_t row) const {
+    if (!mask || mask.Mask(row)) return true;
+    return nll_mask.Mask(row) && IsChosen(pairing, pairs, SequenceOf(row));
   }
 
  private:
@@ -73,32 +76,51 @@ struct SequenceTotalsStage {
   LOSSD_HD void Run(Team& team, int64_t) const {
     const SequenceProblem& p = problem;
     if (p.record->code != 0) return;
-    SequenceTotals totals;
+    int64_t count = 0;
+    int64_t nll_count = 0;
     for (int64_t g = team.rank(); g < p.groups; g += team.size()) {
-      totals.sum += p.group[g].value;
-      totals.count += p.GroupWeight(g) != 0 ? 1 : 0;
-      totals.nll_sum += p.group[g].nll;
-      totals.nll_count += p.group[g].nll_tokens;
+      count += p.GroupWeight(g) != 0 ? 1 : 0;
+      nll_count += p.group[g].nll_tokens;
     }
-    totals.sum = team.Sum(totals.sum);
-    totals.count = team.Sum(totals.count);
-    totals.nll_sum = team.Sum(totals.nll_sum);
-    totals.nll_count = team.Sum(totals.nll_count);
-    if (team.rank() != 0) return;
+    team.SumAll(&count, &nll_count);
+    SequenceTotals totals = MakeScales(p, count, nll_count);
+    AddGroups(p, team, &totals);
+    if (team.rank() == 0) *p.totals = totals;
+  }
+
+  // What the gradient needs: the scales from the counts.
+  LOSSD_HD static SequenceTotals MakeScales(const SequenceProblem& p, int64_t count,
+                                            int64_t nll_count) {
     const double d_loss = p.d_loss ? p.d_loss.F32(0) : 1.0;
-    const double inverse = Inverse(p.denominator_from, p.denominator, totals.count);
-    totals.scale = d_loss * inverse;
-    totals.loss = totals.sum * inverse;
-    if (p.nll_coef != 0) {
-      const double factor =
-          p.nll_coef * Inverse(p.nll_denominator_from, p.nll_denominator, totals.nll_count);
-      totals.nll_scale = d_loss * factor;
-      totals.loss += factor * totals.nll_sum;
+    SequenceTotals totals;
+    totals.count = count;
+    totals.nll_count = nll_count;
+    totals.scale = d_loss * InverseDenominator(p, totals);
+    totals.nll_scale = d_loss * NllFactor(p, totals);
+    return totals;
+  }
+
+  // What the loss needs besides. Every thread must call.
+  template <class Team>
+  LOSSD_HD static void AddGroups(const SequenceProblem& p, Team& team, SequenceTotals* totals) {
+    for (int64_t g = team.rank(); g < p.groups; g += team.size()) {
+      totals->sum += p.group[g].value;
+      totals->nll_sum += p.group[g].nll;
     }
-    *p.totals = totals;
+    team.SumAll(&totals->sum, &totals->nll_sum);
+    totals->loss = totals->sum * InverseDenominator(p, *totals);
+    if (p.nll_coef != 0) totals->loss += NllFactor(p, *totals) * totals->nll_sum;
   }
 
  private:
+  LOSSD_HD static double InverseDenominator(const SequenceProblem& p,
+                                            const SequenceTotals& totals) {
+    return Inverse(p.denominator_from, p.denominator, totals.count);
+  }
+  LOSSD_HD static double NllFactor(const SequenceProblem& p, const SequenceTotals& totals) {
+    if (p.nll_coef == 0) return 0;
+    return p.nll_coef * Inverse(p.nll_denominator_from, p.nll_denominator, totals.nll_count);
+  }
   LOSSD_HD static double Inverse(CountDenominator from, double given, int64_t count) {
     if (from == CountDenominator::kGiven) return 1 / given;
     return count > 1 ? 1 / static_cast<double>(count) : 1.0;
@@ -113,41 +135,47 @@ struct SequenceRowStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t b) const {
-    const SequenceProblem& p = problem;
-    if (p.record->code != 0) return;
+    if (problem.record->code == 0) RunRows(problem, team, b, *problem.totals);
+  }
+
+  // The same by the scales of `totals`.
+  template <class Team>
+  LOSSD_HD static void RunRows(const SequenceProblem& p, const Team& team, int64_t b,
+                               const SequenceTotals& totals) {
     const SequenceFacts facts = p.facts[b];
-    const SequenceTotals totals = *p.totals;
-    for (int64_t i = p.Begin(b) + team.rank(); i < p.End(b); i += team.size()) {
-      if (p.counted[i] == 0) continue;
+    const int64_t end = p.End(b);
+    for (int64_t i = p.Begin(b) + team.rank(); i < end; i += team.size()) {
+      if (!p.IsCounted(i, facts.side)) continue;
       const bool in_mask = p.InMask(i);
       if (p.d_logprob) {
         double d = 0;
-        if (in_mask) d = Times(totals.scale, Times(p.Kappa(facts, i), facts.slope));
+        if (in_mask) d = Times(totals.scale, Times(p.Kappa(facts.cut, i), facts.slope));
         if (p.IsNllToken(i, facts.side)) d -= totals.nll_scale;
         p.d_logprob.SetF32(i, static_cast<float>(d));
       }
-      if (p.statistics != nullptr) WriteStatistics(i, in_mask, facts.side);
+      if (kMayHaveHead && p.statistics != nullptr) WriteStatistics(p, i, in_mask, facts.side);
     }
   }
 
  private:
   // Rows of the likelihood term alone have no statistics in the reply.
-  LOSSD_HD void WriteStatistics(int64_t i, bool in_mask, Side side) const {
-    const SequenceProblem& p = problem;
+  LOSSD_HD static void WriteStatistics(const SequenceProblem& p, int64_t i, bool in_mask,
+                                       Side side) {
     const RowStatistics& stats = p.statistics[i];
     if (p.logprob) p.logprob.SetF32(i, in_mask ? stats.Logprob() : 0);
     if (p.lse) p.lse.SetF32(i, in_mask ? stats.Lse() : 0);
     if (p.entropy) p.entropy.SetF32(i, in_mask ? stats.Entropy() : 0);
     if (!p.row_metrics) return;
-    p.row_metrics.Begin(i);
-    if (!in_mask) return;
-    const bool first = side == Side::kFirst;
-    p.row_metrics.Add(i, kRowEntropy, stats.Entropy());
-    p.row_metrics.Add(i, first ? kRowFirstMeanLogit : kRowSecondMeanLogit,
-                      stats.MeanLogit(p.valid_vocab));
-    if (first && p.row_metrics.metrics > kRowFirstAccuracy) {
-      p.row_metrics.Add(i, kRowFirstAccuracy, stats.argmax == p.target.Index(i) ? 1.0f : 0.0f);
+    MetricRow metrics(p.row_metrics, i);
+    if (in_mask) {
+      const bool first = side == Side::kFirst;
+      metrics.Add(kRowEntropy, stats.Entropy());
+      metrics.Add(first ? kRowFirstMeanLogit : kRowSecondMeanLogit, stats.MeanLogit(p.valid_vocab));
+      if (first && p.row_metrics.metrics > kRowFirstAccuracy) {
+        metrics.Add(kRowFirstAccuracy, stats.argmax == p.target.Index(i) ? 1.0f : 0.0f);
+      }
     }
+    metrics.End();
   }
 };
 
@@ -162,12 +190,17 @@ struct SequenceEndStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t instance) const {
-    const SequenceProblem& p = problem;
-    if (p.record->code != 0) return;
+    if (problem.record->code == 0) Finish(problem, team, instance, *problem.totals);
+  }
+
+  // The same from `totals`.
+  template <class Team>
+  LOSSD_HD static void Finish(const SequenceProblem& p, Team& team, int64_t instance,
+                              const SequenceTotals& totals) {
     if (instance > 0) {
       const auto metric = static_cast<int32_t>(instance - 1);
       MetricRecord* result = &p.record->metrics[metric];
-      if (metric < p.group_metrics.metrics) {
+      if (!kMayHaveHead || metric < p.group_metrics.metrics) {
         ReduceMetric(team, p.group_metrics, nullptr, metric, result);
       } else {
         ReduceMetric(team, p.row_metrics, p.counted, metric - p.group_metrics.metrics, result);
@@ -175,14 +208,13 @@ struct SequenceEndStage {
       return;
     }
     int64_t degenerate = 0;
-    if (p.statistics != nullptr) {
+    if (kMayHaveHead && p.statistics != nullptr) {
       for (int64_t i = team.rank(); i < p.rows; i += team.size()) {
         if (p.counted[i] != 0 && p.statistics[i].degenerate) ++degenerate;
       }
     }
     degenerate = team.Sum(degenerate);
     if (team.rank() != 0) return;
-    const SequenceTotals& totals = *p.totals;
     p.record->sum = totals.sum;
     p.record->count = totals.count;
     p.record->nll_sum = totals.nll_sum;

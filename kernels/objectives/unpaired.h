@@ -41,18 +41,23 @@ struct UnpairedSequenceStage {
 
   template <class Team>
   LOSSD_HD void Run(Team& team, int64_t b) const {
-    const SequenceProblem& s = problem.sequences;
-    // Without this a cu_seqlens that was refused would become addresses.
-    if (s.record->code != 0) return;
-    const Side side = problem.desirable.Mask(b) ? Side::kFirst : Side::kSecond;
-    const int64_t length = CountRows(team, s, s.Begin(b), s.End(b));
-    SequenceFacts facts = SumSequence(team, s, b, side, length, length);
-    if (team.rank() == 0) Evaluate(b, &facts);
+    if (problem.sequences.record->code == 0) Gather(problem, team, b);
+  }
+
+  // The same whatever the record says. The counts are right on every thread.
+  template <class Team>
+  LOSSD_HD static GroupCounts Gather(const UnpairedProblem& p, Team& team, int64_t b) {
+    const SequenceProblem& s = p.sequences;
+    const Side side = p.desirable.Mask(b) ? Side::kFirst : Side::kSecond;
+    SequenceFacts facts = SumOwnRows(team, s, b, side, s.End(b));
+    team.SumAll(&facts.length, &facts.logp, &facts.reference);
+    UseSequenceReference(s, b, &facts);
+    if (team.rank() == 0) Evaluate(p, b, &facts);
+    return {s.GroupWeight(b) != 0 ? 1 : 0, 0};
   }
 
  private:
-  LOSSD_HD void Evaluate(int64_t b, SequenceFacts* facts) const {
-    const UnpairedProblem& p = problem;
+  LOSSD_HD static void Evaluate(const UnpairedProblem& p, int64_t b, SequenceFacts* facts) {
     const bool average = p.options.length_average;
     const bool desirable = facts->side == Side::kFirst;
     const double x = facts->X(average);
@@ -69,12 +74,13 @@ struct UnpairedSequenceStage {
     if (p.sequence_logp) p.sequence_logp.SetF32(b, static_cast<float>(facts->logp));
     if (p.reward) p.reward.SetF32(b, static_cast<float>(reward));
 
-    const MetricColumns& metrics = p.sequences.group_metrics;
-    metrics.Begin(b);
-    if (weight == 0) return;
-    metrics.Add(b, kSequenceLoss, static_cast<float>(value));
-    metrics.Add(b, desirable ? kDesirableLogp : kUndesirableLogp, static_cast<float>(facts->logp));
-    metrics.Add(b, desirable ? kDesirableReward : kUndesirableReward, static_cast<float>(reward));
+    MetricRow metrics(p.sequences.group_metrics, b);
+    if (weight != 0) {
+      metrics.Add(kSequenceLoss, static_cast<float>(value));
+      metrics.Add(desirable ? kDesirableLogp : kUndesirableLogp, static_cast<float>(facts->logp));
+      metrics.Add(desirable ? kDesirableReward : kUndesirableReward, static_cast<float>(reward));
+    }
+    metrics.End();
   }
 };
 

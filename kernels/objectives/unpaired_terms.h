@@ -29,7 +29,7 @@ struct UnpairedOptions {
 
 // 1 - sig(b (x - baseline)) for a thumb up, 1 - sig(b (baseline - x)) for a thumb down. Ethayarajh et al. 2024, eq. 8 (KTO).
 template <class Real>
-LOSSD_HD ValueSlope<Real> KtoLoss(Real beta, Real baseline, bool desirable, Real x) {
+LOSSD_HD_CALLED ValueSlope<Real> KtoLoss(Real beta, Real baseline, bool desirable, Real x) {
   const Real y = beta * (x - baseline);
   const Real slope = beta * SigmoidSlope(y);
   if (desirable) return {Sigmoid(-y), -slope};
@@ -38,7 +38,7 @@ LOSSD_HD ValueSlope<Real> KtoLoss(Real beta, Real baseline, bool desirable, Real
 
 // 1 - sig(b x) or sig(b x). D'Oosterlinck et al. 2024 (APO-zero), without pairs.
 template <class Real>
-LOSSD_HD ValueSlope<Real> ApoZeroUnpairedLoss(Real beta, bool desirable, Real x) {
+LOSSD_HD_CALLED ValueSlope<Real> ApoZeroUnpairedLoss(Real beta, bool desirable, Real x) {
   const Real slope = beta * SigmoidSlope(beta * x);
   if (desirable) return {Sigmoid(-beta * x), -slope};
   return {Sigmoid(beta * x), slope};
@@ -48,8 +48,9 @@ LOSSD_HD ValueSlope<Real> ApoZeroUnpairedLoss(Real beta, bool desirable, Real x)
 template <class Real>
 LOSSD_HD ValueSlope<Real> BcoLoss(Real beta, Real delta, bool desirable, Real x) {
   const Real y = beta * x - delta;
-  if (desirable) return {-LogSigmoid(y), -beta * Sigmoid(-y)};
-  return {-LogSigmoid(-y), beta * Sigmoid(y)};
+  const Logistic<Real> l = LogisticOf(y);
+  if (desirable) return {-l.log_up, -beta * l.down};
+  return {-l.log_down, beta * l.up};
 }
 
 // v(x) with its class weight, and dv/dx. A weight of 0 removes the sequence.

@@ -22,7 +22,9 @@ absl::StatusOr<PendingResult> LinearPreferenceLossOp::EnqueueRequest(
     const v1::LinearPreferenceLoss& request, const OpCall& call, Backend& backend) const {
   const Binding& binding = *call.binding;
   HeadProblem head = BindHead(request.linear(), request.head(), call.dims, binding);
-  LOSSD_RETURN_IF_ERROR(SelectNllRows(request.preference(), binding, backend, &head));
+  LOSSD_ASSIGN_OR_RETURN(const NllMaskStage nll,
+                         BindNllRows(request.preference(), binding, backend, &head));
+  if (nll.rows > 0) LOSSD_RETURN_IF_ERROR(backend.head->RunStage(nll, nll.Instances()));
   LOSSD_ASSIGN_OR_RETURN(HeadEngine engine, HeadEngine::Start(call, backend, head));
 
   PreferenceProblem problem =

@@ -44,9 +44,10 @@ absl::StatusOr<PendingResult> PolicyLossOp::EnqueueRequest(const v1::PolicyLoss&
   HeadProblem rows;  // no head: rows and mask
   rows.rows = call.dims["N"];
   rows.mask = BindColumn(request.mask(), binding);
-  LOSSD_ASSIGN_OR_RETURN(HeadEngine engine, HeadEngine::Start(call, backend, rows));
+  LOSSD_ASSIGN_OR_RETURN(HeadEngine engine, HeadEngine::Create(call, backend, rows));
 
   PolicyProblem problem = BindPolicy(request.policy(), request.results(), call.dims, binding);
+  problem.mask = rows.mask;
   problem.given_logprob = BindColumn(request.logprob(), binding);
   problem.given_entropy = BindColumn(request.entropy(), binding);
   problem.given_kl_logprob = BindColumn(request.kl_logprob(), binding);
@@ -54,9 +55,8 @@ absl::StatusOr<PendingResult> PolicyLossOp::EnqueueRequest(const v1::PolicyLoss&
   const PolicyDerivatives derivatives = {BindColumn(request.d_logprob(), binding),
                                          BindColumn(request.d_entropy(), binding),
                                          BindColumn(request.d_kl_logprob(), binding)};
-  for (const StageRun& run : PolicyStages(problem, derivatives)) {
-    LOSSD_RETURN_IF_ERROR(engine.RunStage(run.stage, run.instances));
-  }
+  LOSSD_RETURN_IF_ERROR(
+      engine.RunLoss(PolicyLossCall{problem, derivatives}, PolicyStages(problem, derivatives)));
   return engine.Finish();
 }
 

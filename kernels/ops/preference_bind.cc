@@ -58,10 +58,11 @@ PreferenceOptions<double> MakeOptions(const v1::PreferenceTerms& preference) {
 
 }  // namespace
 
-absl::Status SelectNllRows(const v1::PreferenceTerms& preference, const Binding& binding,
-                           Backend& backend, HeadProblem* head) {
-  if (!preference.has_nll_mask()) return absl::OkStatus();
+absl::StatusOr<NllMaskStage> BindNllRows(const v1::PreferenceTerms& preference,
+                                         const Binding& binding, Backend& backend,
+                                         HeadProblem* head) {
   NllMaskStage stage;
+  if (!preference.has_nll_mask()) return stage;
   stage.rows = head->rows;
   stage.cu_seqlens = BindColumn(preference.cu_seqlens(), binding);
   stage.pairs = (stage.cu_seqlens.rows - 1) / 2;
@@ -71,7 +72,7 @@ absl::Status SelectNllRows(const v1::PreferenceTerms& preference, const Binding&
   LOSSD_ASSIGN_OR_RETURN(stage.read, backend.device->workspace().AllocateArray<uint8_t>(
                                          head->rows, "rows that are read"));
   head->mask = WorkspaceColumn(stage.read, DType::kU8, head->rows);
-  return backend.head->RunStage(stage, stage.Instances());
+  return stage;
 }
 
 PreferenceProblem BindPreference(const v1::PreferenceTerms& preference,

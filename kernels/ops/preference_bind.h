@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/core/binding.h"
 #include "kernels/core/op.h"
 #include "kernels/core/result_record.h"
@@ -17,9 +18,11 @@
 
 namespace lossd {
 
-// With nll_mask: enqueues a mask of the rows that are read and puts it in the place of head->mask. Precedes HeadEngine::Start.
-absl::Status SelectNllRows(const v1::PreferenceTerms& preference, const Binding& binding,
-                           Backend& backend, HeadProblem* head);
+// With nll_mask: the stage that makes a mask of the rows that are read, which takes the place of head->mask; otherwise one without rows. The
+// stage precedes everything else. Precedes HeadEngine::Start.
+absl::StatusOr<NllMaskStage> BindNllRows(const v1::PreferenceTerms& preference,
+                                         const Binding& binding, Backend& backend,
+                                         HeadProblem* head);
 
 // Options and views of a request that CheckPreferenceTerms let pass; nothing of the head, no workspace.
 PreferenceProblem BindPreference(const v1::PreferenceTerms& preference,

@@ -23,8 +23,9 @@ absl::StatusOr<PendingResult> PreferenceLossOp::EnqueueRequest(const v1::Prefere
   const Binding& binding = *call.binding;
   const RowsView mask = BindColumn(request.mask(), binding);
   HeadProblem rows = RowsOnly(call.dims["N"], mask);
-  LOSSD_RETURN_IF_ERROR(SelectNllRows(request.preference(), binding, backend, &rows));
-  LOSSD_ASSIGN_OR_RETURN(HeadEngine engine, HeadEngine::Start(call, backend, rows));
+  LOSSD_ASSIGN_OR_RETURN(const NllMaskStage nll,
+                         BindNllRows(request.preference(), binding, backend, &rows));
+  LOSSD_ASSIGN_OR_RETURN(HeadEngine engine, HeadEngine::Create(call, backend, rows));
 
   PreferenceProblem problem =
       BindPreference(request.preference(), request.results(), call.dims, binding);
@@ -34,7 +35,9 @@ absl::StatusOr<PendingResult> PreferenceLossOp::EnqueueRequest(const v1::Prefere
   problem.sequences.d_logprob = BindColumn(request.d_logprob(), binding);
   LOSSD_RETURN_IF_ERROR(AllocateSequences(kPreferenceMetrics, &engine, &problem.sequences));
   LOSSD_RETURN_IF_ERROR(AllocatePreference(&engine, &problem));
-  LOSSD_RETURN_IF_ERROR(RunSequences(problem.sequences, PreferenceStages(problem), &engine));
+  LOSSD_RETURN_IF_ERROR(
+      engine.RunLoss(PreferenceLossCall{problem, nll},
+                     SequenceStages(problem.sequences, PreferenceStages(problem))));
   return engine.Finish();
 }
 

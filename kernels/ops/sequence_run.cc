@@ -53,11 +53,6 @@ StageRun RunOf(const SequenceProblem& problem) {
   return {stage, stage.Instances()};
 }
 
-absl::Status RunEnd(const SequenceProblem& problem, HeadEngine* engine) {
-  const SequenceEndStage end{problem};
-  return engine->RunStage(end, end.Instances());
-}
-
 }  // namespace
 
 absl::Status CheckReference(const ReferenceUse& use, const v1::ReferenceHead* head,
@@ -136,14 +131,11 @@ absl::Status AllocateSequencesOfHead(int group_metrics, int row_metrics,
   return RunReferenceHead(reference, binding, engine, problem);
 }
 
-absl::Status RunSequences(const SequenceProblem& problem, std::vector<StageRun> own,
-                          HeadEngine* engine) {
+std::vector<StageRun> SequenceStages(const SequenceProblem& problem, std::vector<StageRun> own) {
   own.push_back(RunOf<SequenceTotalsStage>(problem));
   if (problem.d_logprob) own.push_back(RunOf<SequenceRowStage>(problem));
-  for (const StageRun& run : own) {
-    if (run.instances > 0) LOSSD_RETURN_IF_ERROR(engine->RunStage(run.stage, run.instances));
-  }
-  return RunEnd(problem, engine);
+  own.push_back(RunOf<SequenceEndStage>(problem));
+  return own;
 }
 
 absl::Status RunSequencesOfHead(const SequenceProblem& problem, bool all_sums,
@@ -155,7 +147,8 @@ absl::Status RunSequencesOfHead(const SequenceProblem& problem, bool all_sums,
   const KeptGradientRows gradient{problem.statistics,
                                   static_cast<const float*>(problem.d_logprob.data)};
   LOSSD_RETURN_IF_ERROR(engine->RunHeadTwice(statistics, own, gradient, outputs));
-  return RunEnd(problem, engine);
+  const SequenceEndStage end{problem};
+  return engine->RunStage(end, end.Instances());
 }
 
 void FillSequenceReply(const std::vector<std::string>& metric_names, int metrics,

@@ -73,10 +73,10 @@ absl::Status AllocateSequencesOfHead(int group_metrics, int row_metrics,
 // A contiguous column of workspace memory.
 RowsView WorkspaceColumn(void* data, DType dtype, int64_t rows);
 
-// The whole course around `own`, the stages that make facts and groups. With a head: both of its sweeps, the second if gradients are
-// wanted. all_sums: somebody reads more of the statistics than log-probabilities.
-absl::Status RunSequences(const SequenceProblem& problem, std::vector<StageRun> own,
-                          HeadEngine* engine);
+// The whole course around `own`, the stages that make facts and groups.
+std::vector<StageRun> SequenceStages(const SequenceProblem& problem, std::vector<StageRun> own);
+// The same with both sweeps of a head, the second if gradients are wanted. all_sums: somebody reads more of the statistics than
+// log-probabilities.
 absl::Status RunSequencesOfHead(const SequenceProblem& problem, bool all_sums,
                                 std::vector<StageRun> own, const HeadOutputs& outputs,
                                 HeadEngine* engine);

@@ -18,13 +18,14 @@ absl::StatusOr<PendingResult> UnpairedLossOp::EnqueueRequest(const v1::UnpairedL
   const Binding& binding = *call.binding;
   const RowsView mask = BindColumn(request.mask(), binding);
   LOSSD_ASSIGN_OR_RETURN(HeadEngine engine,
-                         HeadEngine::Start(call, backend, RowsOnly(call.dims["N"], mask)));
+                         HeadEngine::Create(call, backend, RowsOnly(call.dims["N"], mask)));
   UnpairedProblem problem = BindUnpaired(request.unpaired(), request.results(), call.dims, binding);
   problem.sequences.mask = mask;
   problem.sequences.given_logprob = BindColumn(request.logprob(), binding);
   problem.sequences.d_logprob = BindColumn(request.d_logprob(), binding);
   LOSSD_RETURN_IF_ERROR(AllocateSequences(kUnpairedMetrics, &engine, &problem.sequences));
-  LOSSD_RETURN_IF_ERROR(RunSequences(problem.sequences, UnpairedStages(problem), &engine));
+  LOSSD_RETURN_IF_ERROR(engine.RunLoss(UnpairedLossCall{problem},
+                                       SequenceStages(problem.sequences, UnpairedStages(problem))));
   return engine.Finish();
 }
 

@@ -1,6 +1,6 @@
 // Every kind of loss at 8 x 512 tokens beside the cuBLASLt products that it needs: interleaved, hot, medians. Then the losses on
 // log-probabilities, beside an empty kernel.
-// Usage: bench_losses [seconds [workspace_bytes [name]]]
+// Usage: bench_losses [seconds [workspace_bytes [name]]]; the name "plain" stands for the losses on log-probabilities
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +16,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/gpu/bench_data.h"
 #include "tests/gpu/bench_device.h"
+#include "tests/gpu/bench_kernels.h"
 #include "tests/gpu/bench_products.h"
 
 namespace lossd {
@@ -24,6 +25,7 @@ namespace {
 constexpr int64_t kSequences = 8, kLength = 512, kRows = kSequences * kLength;
 constexpr int64_t kHidden = 4096, kVocab = 128256;
 constexpr int64_t kStudentHidden = 2048;
+const char kPlain[] = "plain";
 
 // A tensor in text format, and its memory.
 class Tensors {
@@ -70,6 +72,8 @@ v1::Op Parse(const std::string& text) {
 
 class Bench {
  public:
+  static constexpr uint64_t kFlushedBytes = uint64_t{256} << 20;
+
   Bench(int64_t seconds, uint64_t workspace, std::string only)
       : seconds_(seconds),
         only_(std::move(only)),
@@ -81,8 +85,9 @@ class Bench {
   void MakeHeads();
   void MakeDistillation();
   void MakeDivergences();
-  void MakePlain();
+  void MakePlain(int64_t rows, int64_t sequences);
   void Run();
+  void RunPlain();
 
  private:
   void Add(const std::string& name, int products, const std::string& text,
@@ -93,6 +98,9 @@ class Bench {
   cudaStream_t stream() const { return cuda_->device().stream(); }
   void RunBesideProducts(Row& row);
   void RunAlone(Row& row);
+  // Device time in microseconds of what is enqueued while the device is busy, median; with `cold` behind a write of 256 MB.
+  double DeviceTime(bool cold, const std::function<void()>& enqueue);
+  size_t CountLaunches(AdmittedOp& admitted);
 
   const int64_t seconds_;
   const std::string only_;
@@ -101,11 +109,11 @@ class Bench {
   CublasLt library_, by_table_;
   Tensors tensors_;
   std::vector<Row> rows_;
+  DeviceBuffer flushed_ = OrDie(DeviceBuffer::Create(kFlushedBytes, "allocate what flushes"));
   std::vector<std::unique_ptr<BenchData>> data_;
   BenchProducts policy_, student_;
   void *hidden_ = nullptr, *weight_ = nullptr, *ref_hidden_ = nullptr, *ref_weight_ = nullptr,
        *teacher_hidden_ = nullptr, *teacher_weight_ = nullptr, *logits_ = nullptr;
-  std::string sequences_, advantage_, old_;
 };
 
 std::string Bench::RunOnce(const v1::Op& op) {
@@ -146,15 +154,15 @@ void Bench::MakeHeads() {
   const std::string target = tensors_.Input("I32", {kRows}, data.target);
   std::vector<int32_t> ends;
   for (int64_t b = 0; b <= kSequences; ++b) ends.push_back(static_cast<int32_t>(b * kLength));
-  sequences_ = tensors_.Input("I32", {kSequences + 1}, ends);
+  const std::string sequences = tensors_.Input("I32", {kSequences + 1}, ends);
   const std::string desirable =
       tensors_.Input("U8", {kSequences}, std::vector<uint8_t>{1, 0, 1, 1, 0, 0, 1, 0});
   const std::string baseline = tensors_.Input("F32", {1}, std::vector<float>{0.1f});
   std::vector<float> values(kRows);
   for (int64_t i = 0; i < kRows; ++i) values[i] = i % 3 == 0 ? 0.7f : -0.4f;
-  advantage_ = tensors_.Input("F32", {kRows}, values);
+  const std::string advantage = tensors_.Input("F32", {kRows}, values);
   for (int64_t i = 0; i < kRows; ++i) values[i] = -1.5f - 0.001f * static_cast<float>(i % 100);
-  old_ = tensors_.Input("F32", {kRows}, values);
+  const std::string old = tensors_.Input("F32", {kRows}, values);
   const std::string loss = tensors_.Output("F32", {1}, 4);
   const std::string dx = tensors_.Output("BF16", {kRows, kHidden}, 2);
   void* const grad_hidden = tensors_.last();
@@ -176,16 +184,16 @@ void Bench::MakeHeads() {
   };
   const auto pairs = [&](const std::string& options, const std::string& terms) {
     return absl::StrCat("linear_preference_loss {", head, options, " preference {cu_seqlens ",
-                        sequences_, " pairing: PAIRING_HALVES denominator: 4 ", terms, "}}");
+                        sequences, " pairing: PAIRING_HALVES denominator: 4 ", terms, "}}");
   };
   Add("DPO, reference head", 4, pairs(reference, "terms {type: PREFERENCE_TYPE_SIGMOID beta: 0.1}"),
       four);
   Add("DPO, ref_logprob", 3,
       pairs("",
-            absl::StrCat("ref_logprob ", old_, " terms {type: PREFERENCE_TYPE_SIGMOID beta: 0.1}")),
+            absl::StrCat("ref_logprob ", old, " terms {type: PREFERENCE_TYPE_SIGMOID beta: 0.1}")),
       three);
   Add("KTO, reference head", 4,
-      absl::StrCat("linear_unpaired_loss {", head, reference, "unpaired {cu_seqlens ", sequences_,
+      absl::StrCat("linear_unpaired_loss {", head, reference, "unpaired {cu_seqlens ", sequences,
                    " desirable ", desirable, " kl_baseline ", baseline,
                    " type: UNPAIRED_TYPE_KTO beta: 0.1 denominator: 8}}"),
       four);
@@ -205,8 +213,8 @@ void Bench::MakeHeads() {
             "nll_denominator: 2048"),
       three);
   const auto policy = [&](const char* options) {
-    return absl::StrCat("linear_policy_loss {", head, "policy {cu_seqlens ", sequences_,
-                        " advantage ", advantage_, " old_logprob ", old_, " denominator: 4096 ",
+    return absl::StrCat("linear_policy_loss {", head, "policy {cu_seqlens ", sequences,
+                        " advantage ", advantage, " old_logprob ", old, " denominator: 4096 ",
                         options, "}}");
   };
   Add("GRPO (PPO)", 3, policy("kind: POLICY_KIND_PPO clip_low: 0.2 clip_high: 0.2"), three);
@@ -280,31 +288,46 @@ void Bench::MakeDivergences() {
   Add("TotalVariation", 0, absl::StrCat("total_variation ", pair, "}"), nullptr);
 }
 
-void Bench::MakePlain() {
-  const std::string logprob = old_;
-  const std::string loss = tensors_.Output("F32", {1}, 4);
-  const std::string d_logprob = tensors_.Output("F32", {kRows}, 4);
-  const std::string outputs = absl::StrCat(" results {loss ", loss, "} d_logprob ", d_logprob, "}");
-  for (const char* options :
-       {"kind: POLICY_KIND_PPO clip_low: 0.2 clip_high: 0.2",
-        "kind: POLICY_KIND_GSPO clip_low: 0.0003 clip_high: 0.0004 gspo_gradient: "
-        "GSPO_GRADIENT_THROUGH_MEAN"}) {
-    Add(absl::StrContains(options, "GSPO") ? "PolicyLoss, GSPO" : "PolicyLoss, PPO", 0,
-        absl::StrCat("policy_loss {logprob ", logprob, " policy {cu_seqlens ", sequences_,
-                     " advantage ", advantage_, " old_logprob ", old_, " denominator: 4096 ",
-                     options, "}", outputs),
-        nullptr);
+void Bench::MakePlain(int64_t rows, int64_t sequences) {
+  std::vector<float> values(rows);
+  for (int64_t i = 0; i < rows; ++i) values[i] = i % 3 == 0 ? 0.7f : -0.4f;
+  const std::string advantage = tensors_.Input("F32", {rows}, values);
+  for (int64_t i = 0; i < rows; ++i) values[i] = -1.5f - 0.001f * static_cast<float>(i % 100);
+  const std::string old = tensors_.Input("F32", {rows}, values);
+  for (int64_t i = 0; i < rows; ++i) values[i] -= 0.0005f * static_cast<float>(i % 7);
+  const std::string logprob = tensors_.Input("F32", {rows}, values);
+  std::vector<int32_t> ends;
+  std::vector<uint8_t> judgements;
+  for (int64_t b = 0; b <= sequences; ++b) {
+    ends.push_back(static_cast<int32_t>(b * (rows / sequences)));
+    judgements.push_back(b % 2 == 0 ? 1 : 0);
   }
-  Add("PreferenceLoss, DPO", 0,
-      absl::StrCat("preference_loss {logprob ", logprob, " preference {cu_seqlens ", sequences_,
-                   " pairing: PAIRING_HALVES denominator: 4 ref_logprob ", old_,
+  judgements.pop_back();
+  const std::string cu_seqlens = tensors_.Input("I32", {sequences + 1}, ends);
+  const std::string desirable = tensors_.Input("U8", {sequences}, judgements);
+  const std::string loss = tensors_.Output("F32", {1}, 4);
+  const std::string d_logprob = tensors_.Output("F32", {rows}, 4);
+  const std::string outputs = absl::StrCat(" results {loss ", loss, "} d_logprob ", d_logprob, "}");
+  const auto policy = [&](const char* name, const char* options) {
+    Add(absl::StrCat("PolicyLoss, ", name, ", ", rows), 0,
+        absl::StrCat("policy_loss {logprob ", logprob, " policy {cu_seqlens ", cu_seqlens,
+                     " advantage ", advantage, " old_logprob ", old, " denominator: 4096 ", options,
+                     "}", outputs),
+        nullptr);
+  };
+  policy("PPO", "kind: POLICY_KIND_PPO clip_low: 0.2 clip_high: 0.2");
+  policy("GSPO",
+         "kind: POLICY_KIND_GSPO clip_low: 0.0003 clip_high: 0.0004 gspo_gradient: "
+         "GSPO_GRADIENT_THROUGH_MEAN");
+  Add(absl::StrCat("PreferenceLoss, DPO, ", rows), 0,
+      absl::StrCat("preference_loss {logprob ", logprob, " preference {cu_seqlens ", cu_seqlens,
+                   " pairing: PAIRING_HALVES denominator: 4 ref_logprob ", old,
                    " terms {type: PREFERENCE_TYPE_SIGMOID beta: 0.1}}", outputs),
       nullptr);
-  Add("UnpairedLoss, BCO", 0,
-      absl::StrCat(
-          "unpaired_loss {logprob ", logprob, " unpaired {cu_seqlens ", sequences_, " desirable ",
-          tensors_.Input("U8", {kSequences}, std::vector<uint8_t>{1, 0, 1, 1, 0, 0, 1, 0}),
-          " ref_logprob ", old_, " type: UNPAIRED_TYPE_BCO beta: 0.1 denominator: 8}", outputs),
+  Add(absl::StrCat("UnpairedLoss, BCO, ", rows), 0,
+      absl::StrCat("unpaired_loss {logprob ", logprob, " unpaired {cu_seqlens ", cu_seqlens,
+                   " desirable ", desirable, " ref_logprob ", old,
+                   " type: UNPAIRED_TYPE_BCO beta: 0.1 denominator: 8}", outputs),
       nullptr);
 }
 
@@ -331,26 +354,59 @@ void Bench::RunBesideProducts(Row& row) {
   std::fflush(stdout);
 }
 
-void Bench::RunAlone(Row& row) {
-  Backend backend = cuda_->backend();
+double Bench::DeviceTime(bool cold, const std::function<void()>& enqueue) {
   Timer timer;
-  std::vector<double> enqueued;
-  RunOptions options;
-  options.host_may_wait = false;
+  std::vector<double> times;
   for (int i = 0; i < 300; ++i) {
-    AdmittedOp admitted = OrDie(Admit(registry_, row.op, tensors_.regions()));
-    LaunchedOp launched;
-    backend.device->workspace().Reset();
-    // The device is kept busy until all is enqueued, so that only its own time counts.
-    Check(cudaMemsetAsync(logits_, 0, kRows * kVocab, stream()));
-    const double ms =
-        timer.Milliseconds(stream(), [&] { Check(Launch(admitted, options, backend, &launched)); });
-    if (i >= 100) enqueued.push_back(ms * 1000);
+    if (cold) Check(cudaMemsetAsync(flushed_.data(), i, kFlushedBytes, stream()));
+    // Until all is enqueued, so that only the device's own time counts.
+    Check(LaunchBusy(kBusyMicroseconds, stream()));
+    const double ms = timer.Milliseconds(stream(), enqueue);
+    if (i >= 100) times.push_back(ms * 1000);
   }
   double median = 0;
-  Summary(enqueued, &median);
-  std::printf("%-28s %8.1f us on the device, %lld tokens\n", row.name.c_str(), median,
-              static_cast<long long>(kRows));
+  Summary(times, &median);
+  return median;
+}
+
+size_t Bench::CountLaunches(AdmittedOp& admitted) {
+  Backend backend = cuda_->backend();
+  RunOptions options;
+  options.host_may_wait = false;
+  backend.device->workspace().Reset();
+  LaunchedOp launched;
+  cudaGraph_t graph = nullptr;
+  Check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeRelaxed));
+  Check(Launch(admitted, options, backend, &launched));
+  Check(cudaStreamEndCapture(stream(), &graph));
+  size_t nodes = 0;
+  Check(cudaGraphGetNodes(graph, nullptr, &nodes));
+  Check(cudaGraphDestroy(graph));
+  return nodes;
+}
+
+void Bench::RunAlone(Row& row) {
+  Backend backend = cuda_->backend();
+  backend.launches = nullptr;
+  RunOptions options;
+  options.host_may_wait = false;
+  AdmittedOp admitted = OrDie(Admit(registry_, row.op, tensors_.regions()));
+  const auto enqueue = [&] {
+    LaunchedOp launched;
+    backend.device->workspace().Reset();
+    Check(Launch(admitted, options, backend, &launched));
+  };
+  enqueue();
+  const size_t launches = CountLaunches(admitted);
+  std::printf("%-28s %8.1f us on the device, %.1f with a cold cache, launches: %zu\n",
+              row.name.c_str(), DeviceTime(false, enqueue), DeviceTime(true, enqueue), launches);
+}
+
+void Bench::RunPlain() {
+  const auto empty = [this] { Check(LaunchEmpty(stream())); };
+  std::printf("%-28s %8.1f us on the device, %.1f with a cold cache\n", "an empty kernel",
+              DeviceTime(false, empty), DeviceTime(true, empty));
+  for (Row& row : rows_) RunAlone(row);
 }
 
 void Bench::Run() {
@@ -372,12 +428,22 @@ void Bench::Run() {
 int Main(int argc, char** argv) {
   const int64_t seconds = argc > 1 ? std::atoll(argv[1]) : 2;
   const uint64_t workspace = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 2200000000;
-  Bench bench(seconds, workspace, argc > 3 ? argv[3] : "");
+  const std::string only = argc > 3 ? argv[3] : "";
+  Bench bench(seconds, workspace, only == kPlain ? "" : only);
+  const auto make_plain = [&] {
+    bench.MakePlain(kRows, kSequences);
+    bench.MakePlain(16 * kRows, 2 * kSequences);
+    Check(cudaDeviceSynchronize());
+  };
+  if (only == kPlain) {
+    make_plain();
+    bench.RunPlain();
+    return 0;
+  }
   bench.MakeHeads();
   bench.MakeDistillation();
   bench.MakeDivergences();
-  bench.MakePlain();
-  Check(cudaDeviceSynchronize());
+  make_plain();
   bench.Run();
   return 0;
 }

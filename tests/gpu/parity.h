@@ -57,6 +57,7 @@ struct Shape {
   int64_t hidden;
   int64_t vocab;
   uint64_t small_workspace;  // makes several chunks
+  int64_t sequences = 0;     // and pairs; 0: the builder's numbers
 };
 
 inline std::string OutputsOf(const std::string& op) {
@@ -95,6 +96,7 @@ inline v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Sha
   builder.dims["H"] = builder.dims["RefH"] = shape.hidden;
   builder.dims["V"] = builder.dims["VocabTotal"] = builder.dims["TeacherV"] = shape.vocab;
   builder.dims["TeacherH"] = shape.hidden + 8;
+  if (shape.sequences > 0) builder.dims["B"] = builder.dims["P"] = shape.sequences;
   RequestSpec spec;
   spec.op = c.op;
   spec.inputs = c.inputs + " " + c.added_inputs;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <cstdint>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -25,16 +26,23 @@ class ThreadTeam {
   ThreadTeam(int rank, int size, Shared* shared) : rank_(rank), size_(size), shared_(shared) {}
   int rank() const { return rank_; }
   int size() const { return size_; }
-  double Sum(double value) {
-    return Reduce(value, [](double a, double b) { return a + b; });
+  template <class T>
+  T Sum(T value) {
+    return static_cast<T>(Reduce(static_cast<double>(value), std::plus<double>()));
   }
-  int64_t Sum(int64_t value) { return static_cast<int64_t>(Sum(static_cast<double>(value))); }
-  double Min(double value) {
-    return Reduce(value, [](double a, double b) { return std::min(a, b); });
+  template <class... T>
+  void SumAll(T*... values) {
+    ((*values = Sum(*values)), ...);
   }
-  int64_t Min(int64_t value) { return static_cast<int64_t>(Min(static_cast<double>(value))); }
-  double Max(double value) {
-    return Reduce(value, [](double a, double b) { return std::max(a, b); });
+  template <class T>
+  T Min(T value) {
+    const auto min = [](double a, double b) { return std::min(a, b); };
+    return static_cast<T>(Reduce(static_cast<double>(value), min));
+  }
+  template <class T>
+  T Max(T value) {
+    const auto max = [](double a, double b) { return std::max(a, b); };
+    return static_cast<T>(Reduce(static_cast<double>(value), max));
   }
   uint32_t* counters() { return shared_->counters.data(); }
   void Count(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).fetch_add(1); }

@@ -104,6 +104,43 @@ TEST_F(ChecksTest, SharedElementsCountAsSoonAsARowDoes) {
   EXPECT_EQ(WrongRow(check), -1);
 }
 
+// Whoever looks at which rows: the least number is the first check that fails, and its first row.
+TEST_F(ChecksTest, PartsFindTheFirstError) {
+  std::vector<float> first = {1, kNan, 1, kNan};  // row 1 does not count
+  std::vector<float> second = {kNan, 1, 1, 1};
+  std::vector<float> shared = {kNan};
+  ElementCheckStage stage;
+  stage.rows = 4;
+  ElementCheck check;
+  for (std::vector<float>* values : {&first, &second}) {
+    check.view = View(values, DType::kF32);
+    EXPECT_TRUE(stage.Add(check));
+  }
+  check.view = View(&shared, DType::kF32);
+  check.shared = true;
+  EXPECT_TRUE(stage.Add(check));
+  const auto is_counted = [this](int64_t i) { return counted_[i] != 0; };
+  FoundErrors all;
+  for (const int64_t part : {2, 0, 1}) {
+    FoundErrors found;
+    stage.Find(part, 3, is_counted, &found);
+    EXPECT_EQ(found.if_any_counts, part == 0 ? ErrorKey(2, 0) : kNoError) << "a [1] input";
+    KeepLeast(found.certain, &all.certain);
+    KeepLeast(found.if_any_counts, &all.if_any_counts);
+  }
+  EXPECT_EQ(CheckOf(all.First(3)), 0);
+  EXPECT_EQ(RowOf(all.First(3)), 3);
+  first[3] = 1;
+  FoundErrors found;
+  stage.Find(0, 1, is_counted, &found);
+  EXPECT_EQ(found.First(3), ErrorKey(1, 0));
+  second[0] = 1;
+  found = FoundErrors();
+  stage.Find(0, 1, is_counted, &found);
+  EXPECT_EQ(found.First(3), ErrorKey(2, 0));
+  EXPECT_EQ(found.First(0), kNoError) << "nobody uses it";
+}
+
 TEST_F(ChecksTest, TheFirstErrorStays) {
   ResultRecord record;
   RecordError(&record, 1, 10);
@@ -143,6 +180,12 @@ TEST(SequenceCheckTest, CuSeqlens) {
   EXPECT_EQ(RunSequences({0, 2, 4}).field, 4);
 }
 
+TEST(SequenceCheckTest, BoundsComeFirstAndAreNoAddresses) {
+  const ResultRecord record = RunSequences({-7, int64_t{1} << 40, 5}, {kNan, kNan});
+  EXPECT_EQ(record.field, 4);
+  EXPECT_EQ(record.row, 0);
+}
+
 TEST(SequenceCheckTest, OnlySequencesWithRowsThatCount) {
   EXPECT_EQ(RunSequences({0, 2, 4, 5}, {1, kNan, 1}).code, 0);
   EXPECT_EQ(RunSequences({0, 2, 4, 5}, {1, 1, kNan}).row, 2);
@@ -175,6 +218,17 @@ TEST(FillTest, OnlyRowsThatDoNotCount) {
   EXPECT_EQ(halves, (std::vector<uint16_t>{9, 0, 9}));
   EXPECT_EQ(marks, (std::vector<uint8_t>{9, 0, 9}));
   for (int j = 0; j < 27; ++j) EXPECT_EQ(stats[j], j < 9 || j > 17 ? 9 : j == 17 ? -1 : 0) << j;
+}
+
+TEST(FillTest, OneRow) {
+  std::vector<float> reals = {9, 9, 9};
+  std::vector<int32_t> ids = {9, 9, 9, 9, 9, 9};
+  FillStage fill;
+  EXPECT_TRUE(fill.Add(View(&reals, DType::kF32), Fill::kZero));
+  EXPECT_TRUE(fill.Add(View(&ids, DType::kI32, 2), Fill::kMinusOne));
+  fill.FillRow(1);
+  EXPECT_EQ(reals, (std::vector<float>{9, 0, 9}));
+  EXPECT_EQ(ids, (std::vector<int32_t>{9, 9, -1, -1, 9, 9}));
 }
 
 TEST(FillTest, WideRowsAndSeveralInstances) {

@@ -283,6 +283,76 @@ void RunThreads(const Stage& stage) {
   });
 }
 
+// As a GPU does it in one launch: the mask in place of what counts, sums of tiles of rows with columns of their own.
+TEST(PolicyStagesTest, TilesGiveTheBitsOfStages) {
+  Call stages;
+  Call tiles;
+  stages.problem.options.entropy_coef = tiles.problem.options.entropy_coef = 0.5f;
+  stages.problem.options.inverse_entropy_denominator =
+      tiles.problem.options.inverse_entropy_denominator = 0.25f;
+  RunTwoPasses(&stages);
+
+  PolicyProblem& problem = tiles.problem;
+  problem.mask = View(&tiles.counted, DType::kU8);
+  problem.counted = nullptr;
+  problem.statistics = tiles.kept.data();
+  RunRows(KeepStatisticsRows{problem.statistics}, &tiles);
+  SerialTeam team;
+  int64_t count = 0;
+  int64_t sequences = 0;
+  for (int64_t b = 0; b < problem.sequences; ++b) {
+    const int64_t length = PolicySequenceStage::Gather(problem, team, b);
+    count += length;
+    sequences += length > 0 ? 1 : 0;
+  }
+  const PolicyTotals totals = PolicyStartStage::MakeTotals(problem, count, sequences);
+  EXPECT_EQ(totals.count, stages.record.count);
+  EXPECT_EQ(totals.sequences, stages.record.sequence_count);
+  constexpr int64_t kTile = 3;
+  std::vector<float> values(kTile * kPolicyMetrics);
+  std::vector<uint64_t> population(kTile);
+  PolicySums sums;
+  std::vector<MetricSums> metrics(kPolicyMetrics);
+  for (int64_t begin = 0; begin < Call::kRows; begin += kTile) {
+    const MetricColumns columns = {values.data(), population.data(), kTile, kPolicyMetrics, begin};
+    const int64_t end = std::min(begin + kTile, Call::kRows);
+    for (int64_t i = begin; i < begin + kTile; ++i) {
+      if (i < end && problem.IsCounted(i)) {
+        PolicyRowStage::RunRow(problem, Derivatives(&tiles), i, totals, columns);
+      } else {
+        MetricRow(columns, i).End();
+      }
+    }
+    sums.Add(PolicyEndStage::SumRows(problem, team, columns, begin, end));
+    for (int m = 0; m < kPolicyMetrics; ++m) {
+      metrics[m].Add(SumMetric(team, columns, nullptr, m));
+    }
+  }
+  PolicyEndStage::Finish(problem, sums, totals);
+  EXPECT_EQ(tiles.loss, stages.loss);
+  EXPECT_EQ(tiles.row_loss, stages.row_loss);
+  EXPECT_EQ(tiles.d_logprob, stages.d_logprob);
+  EXPECT_NEAR(tiles.record.sum, stages.record.sum, 1e-12);
+  for (int m = 0; m < kPolicyMetrics; ++m) {
+    const MetricRecord result = metrics[m].Result();
+    EXPECT_EQ(result.count, stages.record.metrics[m].count) << m;
+    EXPECT_NEAR(result.sum, stages.record.metrics[m].sum, 1e-12) << m;
+    EXPECT_EQ(result.min, stages.record.metrics[m].min) << m;
+    EXPECT_EQ(result.max, stages.record.metrics[m].max) << m;
+  }
+}
+
+// Before anybody has seen that cu_seqlens is wrong.
+TEST(PolicyStagesTest, WrongBoundsAreNoAddresses) {
+  Call call;
+  call.cu_seqlens = {-5, int64_t{1} << 40, -1, 4, 9};
+  SerialTeam team;
+  EXPECT_EQ(PolicySequenceStage::Gather(call.problem, team, 0), 6) << "all rows";
+  EXPECT_EQ(PolicySequenceStage::Gather(call.problem, team, 1), 0);
+  EXPECT_EQ(PolicySequenceStage::Gather(call.problem, team, 2), 3);
+  EXPECT_EQ(PolicySequenceStage::Gather(call.problem, team, 3), 3);
+}
+
 TEST(PolicyStagesTest, SelectionWithSeveralThreads) {
   for (const PolicyKind kind : {PolicyKind::kKlCov, PolicyKind::kClipCov}) {
     std::vector<uint8_t> selected[2];

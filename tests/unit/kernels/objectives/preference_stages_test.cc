@@ -58,6 +58,7 @@ struct Call {
   ResultRecord record;
   PreferenceProblem problem;
   int threads = 1;
+  bool by_masks = false;  // the masks say which rows count
 
   explicit Call(const std::vector<int64_t>& lengths, double kept = 0.8, int seed = 1) {
     for (const int64_t length : lengths) cu_seqlens.push_back(cu_seqlens.back() + length);
@@ -100,7 +101,7 @@ struct Call {
     s.d_loss = View(&d_loss, DType::kF32);
     s.loss = View(&loss, DType::kF32);
     s.d_logprob = View(&d_logprob, DType::kF32);
-    s.counted = read.data();
+    s.counted = by_masks ? nullptr : read.data();
     s.facts = facts.data();
     s.group = group.data();
     s.totals = &totals;
@@ -213,6 +214,40 @@ TEST(PreferenceStagesTest, DerivativesOfTheWholeCourse) {
     changed.ExpectDerivatives();
     const bool differs = changed.totals.loss != before || changed.d_logprob != plain.d_logprob;
     EXPECT_EQ(differs, i > 0);
+  }
+}
+
+// As a GPU does it in one launch, where no array says which rows count.
+TEST(PreferenceStagesTest, MasksGiveTheBitsOfAnArray) {
+  for (const bool likelihood : {false, true}) {
+    Call array(kLengths, 0.5);
+    Call masks(kLengths, 0.5);
+    for (Call* call : {&array, &masks}) {
+      call->problem.sequences.nll_coef = likelihood ? 0.7 : 0;
+      for (size_t i = 0; i < call->nll_mask.size(); i += 3) call->nll_mask[i] = 0;
+      call->d_logprob.assign(call->lp.size(), -77);
+      call->Point();
+      if (likelihood) call->problem.sequences.nll_mask = View(&call->nll_mask, DType::kU8);
+    }
+    if (likelihood) {
+      NllMaskStage nll;
+      nll.rows = array.problem.sequences.rows;
+      nll.pairs = array.problem.Pairs();
+      nll.pairing = array.problem.options.pairing;
+      nll.cu_seqlens = View(&array.cu_seqlens, DType::kI64);
+      nll.mask = View(&array.mask, DType::kU8);
+      nll.nll_mask = View(&array.nll_mask, DType::kU8);
+      nll.read = array.read.data();
+      array.RunStage(nll);
+      EXPECT_NE(array.read, array.mask);
+    }
+    masks.by_masks = true;
+    array.Run();
+    masks.Run();
+    EXPECT_EQ(array.totals.loss, masks.totals.loss);
+    EXPECT_EQ(array.totals.nll_count, masks.totals.nll_count);
+    EXPECT_EQ(array.d_logprob, masks.d_logprob);
+    EXPECT_EQ(array.record.count, masks.record.count);
   }
 }
 
