@@ -10,17 +10,10 @@
 
 namespace lossd {
 
-// Over the first kLanes lanes of a warp and their copies, in every lane: an exchange gives both lanes the same sum.
+// Over the first kLanes lanes of a warp and their copies, in every lane: an exchange gives both lanes the same sum. All have the same
+// references.
 template <Divergence kKind, int kLanes>
-__device__ __forceinline__ ColumnTotals CombineLanes(ColumnTotals totals) {
-  float student = totals.student_reference;
-  float teacher = totals.teacher_reference;
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    student = fmaxf(student, __shfl_xor_sync(~0u, student, offset));
-    teacher = fmaxf(teacher, __shfl_xor_sync(~0u, teacher, offset));
-  }
-  totals = Rebased<kKind>(totals, student, teacher);
+__device__ __forceinline__ ColumnTotals AddLanes(ColumnTotals totals) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     ColumnTotals other;
@@ -34,29 +27,35 @@ __device__ __forceinline__ ColumnTotals CombineLanes(ColumnTotals totals) {
 }
 
 template <int kLanes>
-__device__ __forceinline__ float2 AddLanes(float2 sums) {
+__device__ __forceinline__ float HighestOfLanes(float value) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    sums.x = __fadd_rn(sums.x, __shfl_xor_sync(~0u, sums.x, offset));
-    sums.y = __fadd_rn(sums.y, __shfl_xor_sync(~0u, sums.y, offset));
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
   }
-  return sums;
+  return value;
 }
 
-// 16 bytes as fp32.
-__device__ __forceinline__ void Widen(const uint4& bits, float (&out)[4]) {
-  out[0] = __uint_as_float(bits.x);
-  out[1] = __uint_as_float(bits.y);
-  out[2] = __uint_as_float(bits.z);
-  out[3] = __uint_as_float(bits.w);
+// Likewise, of whatever references.
+template <Divergence kKind, int kLanes>
+__device__ __forceinline__ ColumnTotals CombineLanes(const ColumnTotals& totals) {
+  return AddLanes<kKind, kLanes>(Rebased<kKind>(totals,
+                                                HighestOfLanes<kLanes>(totals.student_reference),
+                                                HighestOfLanes<kLanes>(totals.teacher_reference)));
 }
-__device__ __forceinline__ void Widen(const uint4& bits, float (&out)[8]) {
-  // The bits of a bf16 are the upper half of the same number in fp32.
+
+// 16 bytes as 4 or 8 numbers in fp32.
+template <class T>
+__device__ __forceinline__ void Widen(const uint4& bits, float* out) {
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    out[2 * i] = __uint_as_float(words[i] << 16);
-    out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    if constexpr (sizeof(T) == 4) {
+      out[i] = __uint_as_float(words[i]);
+    } else {
+      // The bits of a bf16 are the upper half of the same number in fp32.
+      out[2 * i] = __uint_as_float(words[i] << 16);
+      out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
   }
 }
 

@@ -6,39 +6,48 @@
 namespace lossd {
 namespace {
 
-// Three blocks share a multiprocessor of an H200 (228 KB) while a block has at most 72 KB. Rows that need more still go faster than by
-// the kernel for everything.
-constexpr int64_t kComfortableBytes = 72 * 1024;
-constexpr int64_t kLargestBytes = 200 * 1024;
 // Blocks of a cluster that every GPU with clusters takes.
 constexpr int kPortableCluster = 8;
 constexpr int64_t kFewRows = 16;
+// Columns of a block: in a group, and at most.
+constexpr int64_t kGroupColumns = int64_t{kLeanWarps} * kLeanGroupOfWarp;
+constexpr int64_t kBlockColumns = kLeanGroups * kGroupColumns;
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 template <Divergence kKind, class T>
-__global__ void __launch_bounds__(kLeanThreads, 3)
+__global__ void __launch_bounds__(kLeanThreads, 1)
     LeanPairKernel(const __grid_constant__ LeanLaunch launch) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 dynamic[];
   __shared__ LeanShared shared;
   const Cluster cluster(launch.shape.cluster);
-  LeanRows<kKind, T>(launch, cluster, &shared, dynamic).Run();
+  if (threadIdx.x == 0) {
+    shared.fetched.Init();
+    for (Mailbox& mailbox : shared.mailboxes) mailbox.Init();
+    FenceMailboxes();
+  }
+  // A block must run, and its mailboxes be there, before another writes to them.
+  cluster.Sync();
+  if (threadIdx.x < 32 * kLeanWarps) {
+    LeanColumns<kKind, T>(launch, cluster, &shared, dynamic).Run();
+  } else {
+    LeanClerk<kKind, T>(launch, cluster, &shared, dynamic).Run();
+  }
+  // No block may end while another still writes to it.
+  cluster.Sync();
+#endif
 }
 
-// Bytes of a block's column.
-template <Divergence kKind, class T>
-constexpr int64_t ColumnBytes() {
-  return static_cast<int64_t>(sizeof(T)) * (1 + kTeacherPlaces<kKind, T>);
-}
-
-int64_t SliceOf(int64_t columns, int64_t cluster) {
-  return ((columns + cluster - 1) / cluster + 63) / 64 * 64;
-}
-
-template <Divergence kKind, class T>
-LeanShape ShapeFor(const PairLaunch& launch, int cluster) {
+template <class T>
+LeanShape ShapeFor(int64_t columns, int cluster) {
   LeanShape shape;
   shape.cluster = cluster;
-  shape.slice = static_cast<int32_t>(SliceOf(launch.written, cluster));
-  shape.shared_bytes = static_cast<int32_t>(shape.slice * ColumnBytes<kKind, T>());
+  shape.slice = static_cast<int32_t>(RoundUp((columns + cluster - 1) / cluster, 64));
+  shape.place = static_cast<int32_t>(RoundUp(shape.slice, kGroupColumns));
+  shape.shared_bytes = static_cast<int32_t>(2 * sizeof(T)) * shape.place;
   return shape;
 }
 
@@ -58,26 +67,14 @@ cudaError_t LaunchShape(LeanLaunch* launch, const LeanShape& shape, cudaStream_t
   attribute.val.clusterDim.y = 1;
   attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
-  config.numAttrs = shape.cluster > 1 ? 1 : 0;
+  config.numAttrs = 1;
   int resident = 0;
   cudaError_t error = cudaSuccess;
   if (shape.cluster <= kPortableCluster && launch->pair.rows <= kFewRows) {
     // They need not all run at once; what does is not worth the question.
     resident = static_cast<int>(launch->pair.rows);
-  } else if (shape.cluster > 1) {
-    error = cudaOccupancyMaxActiveClusters(&resident, LeanPairKernel<kKind, T>, &config);
   } else {
-    int device = 0;
-    int multiprocessors = 0;
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess) {
-      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    }
-    if (error == cudaSuccess) {
-      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, LeanPairKernel<kKind, T>,
-                                                            kLeanThreads, config.dynamicSmemBytes);
-    }
-    resident *= multiprocessors;
+    error = cudaOccupancyMaxActiveClusters(&resident, LeanPairKernel<kKind, T>, &config);
   }
   if (error != cudaSuccess) cudaGetLastError();
   *taken = error == cudaSuccess && resident > 0;
@@ -88,25 +85,15 @@ cudaError_t LaunchShape(LeanLaunch* launch, const LeanShape& shape, cudaStream_t
   return cudaLaunchKernelEx(&config, LeanPairKernel<kKind, T>, *launch);
 }
 
-// The smallest cluster whose blocks are comfortable; where there is none, or the GPU refuses it, the next one that does.
+// The smallest cluster that holds a row.
 template <Divergence kKind, class T>
 cudaError_t Launch(const PairLaunch& pair, cudaStream_t stream, bool* taken) {
   LeanLaunch launch;
   launch.pair = pair;
   if (kKind == Divergence::kJsd) launch.series = MakeJsdSeries(pair.program.divergence.beta);
-  const int largest = std::min(pair.shape.largest_cluster, kLeanBlocks);
   int cluster = 1;
-  while (cluster < largest && ShapeFor<kKind, T>(pair, cluster).shared_bytes > kComfortableBytes) {
-    cluster *= 2;
-  }
-  for (; cluster > 0; cluster /= 2) {
-    const LeanShape shape = ShapeFor<kKind, T>(pair, cluster);
-    if (shape.shared_bytes > kLargestBytes) break;
-    const cudaError_t error = LaunchShape<kKind, T>(&launch, shape, stream, taken);
-    if (error != cudaSuccess || *taken) return error;
-  }
-  *taken = false;
-  return cudaSuccess;
+  while (cluster * kBlockColumns < pair.written) cluster *= 2;
+  return LaunchShape<kKind, T>(&launch, ShapeFor<T>(pair.written, cluster), stream, taken);
 }
 
 template <Divergence kKind>
@@ -126,7 +113,7 @@ cudaError_t PrepareKernel(int64_t shared_limit) {
   };
   set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   set(cudaFuncAttributeMaxDynamicSharedMemorySize,
-      std::min(kLargestBytes, shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
+      shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes));
   if (error != cudaSuccess) return error;
   // Where 16 blocks are refused, the launch takes fewer.
   if (cudaFuncSetAttribute(LeanPairKernel<kKind, T>, cudaFuncAttributeNonPortableClusterSizeAllowed,
@@ -163,12 +150,10 @@ DType TypeOf(const PairValues& side) {
   return side.tile != nullptr ? DType::kF32 : side.values.dtype;
 }
 
-// The largest cluster that there may be has room for a row.
-bool Fits(const PairLaunch& launch, DType type) {
-  const Divergence kind = launch.program.divergence.kind;
-  const bool compared = kind == Divergence::kJsd || kind == Divergence::kTvd;
-  const int64_t bytes = type == DType::kF32 ? 8 : compared ? 6 : 4;
-  return SliceOf(launch.written, launch.shape.largest_cluster) * bytes <= kLargestBytes;
+// There are clusters, and the largest has room for a row.
+bool Fits(const PairLaunch& launch) {
+  const int64_t largest = std::min(launch.shape.largest_cluster, kLeanBlocks);
+  return largest > 1 && launch.written <= largest * kBlockColumns;
 }
 
 }  // namespace
@@ -187,7 +172,7 @@ bool IsLeanPair(const PairLaunch& launch) {
     return false;
   }
   if (launch.grad) {
-    return launch.grad.dtype == type && IsAlignedView(launch.grad) && Fits(launch, type);
+    return launch.grad.dtype == type && IsAlignedView(launch.grad) && Fits(launch);
   }
   switch (launch.dz_mode) {
     case DzMode::kNone:
@@ -202,7 +187,7 @@ bool IsLeanPair(const PairLaunch& launch) {
     case DzMode::kMeasure:
       return false;
   }
-  return Fits(launch, type);
+  return Fits(launch);
 }
 
 cudaError_t LaunchLeanPair(const PairLaunch& launch, cudaStream_t stream, bool* taken) {

@@ -1,5 +1,5 @@
-// The pair's row pass in its common case: two rows of logits of one type without bias or cap, no term but the divergence. Several times
-// as fast as the kernel for everything. Plain C++ and CUDA types.
+// The pair's row pass in its common case: two rows of logits of one type without bias or cap, no term but the divergence, on a GPU with
+// clusters. Several times as fast as the kernel for everything. Plain C++ and CUDA types.
 #ifndef LOSSD_KERNELS_CUDA_PAIR_LEAN_H_
 #define LOSSD_KERNELS_CUDA_PAIR_LEAN_H_
 
@@ -11,7 +11,7 @@
 
 namespace lossd {
 
-// Whether the launch is of the common case. It depends on the request alone, not on the rows.
+// Whether the launch is of the common case. It depends on the request and the GPU alone, not on the rows.
 bool IsLeanPair(const PairLaunch& launch);
 
 // Enqueues a launch that IsLeanPair. *taken is false, and nothing happened, if the GPU cannot hold its clusters.

@@ -104,6 +104,14 @@ struct DivergenceRows {
 
   // By one thread, once for each row that counts. A factor of exactly 0 removes its term.
   LOSSD_HD PairCoefficients Row(int64_t row, const PairStatistics& in) const {
+    WriteRow(row, in);
+    PairCoefficients out = Factors(row, InverseDenominator());
+    if (IsOutside(in.divergence)) out.soft = 0;
+    return out;
+  }
+
+  // The outputs alone.
+  LOSSD_HD void WriteRow(int64_t row, const PairStatistics& in) const {
     const float t = Temperature(row);
     const float squared = SquaredTemperature(row);
     const float weight = row_weight ? row_weight.F32(row) : 1.0f;
@@ -122,17 +130,13 @@ struct DivergenceRows {
     degenerate[row] = in.student.degenerate ? 1 : 0;
     negative[row] = in.negative ? 1 : 0;
     if (has_head) WriteHead(row, in, soft, hard);
-
-    PairCoefficients out = Factors(row);
-    if (IsOutside(in.divergence)) out.soft = 0;
-    return out;
   }
 
   // Coefficients of a row whose divergence lies within the clamps: known before the row is.
-  LOSSD_HD PairCoefficients Factors(int64_t row) const {
+  LOSSD_HD PairCoefficients Factors(int64_t row, double inverse_denominator) const {
     const float weight = row_weight ? row_weight.F32(row) : 1.0f;
     const double upstream = d_loss ? d_loss.F32(per_row_upstream ? row : 0) : 1.0;
-    const float omega = Times(weight, static_cast<float>(upstream * InverseDenominator()));
+    const float omega = Times(weight, static_cast<float>(upstream * inverse_denominator));
     PairCoefficients out;
     out.soft = Times(omega, soft_weight * SquaredTemperature(row));
     out.hard = Times(omega, hard_weight);

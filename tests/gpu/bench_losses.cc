@@ -1,6 +1,7 @@
 // Every kind of loss at 8 x 512 tokens beside the cuBLASLt products that it needs: interleaved, hot, medians. Then the losses on
 // log-probabilities, beside an empty kernel.
-// Usage: bench_losses [seconds [workspace_bytes [name]]]; the name "plain" stands for the losses on log-probabilities
+// Usage: bench_losses [seconds [workspace_bytes [part of a name[|part of a name]...]]]; the name "plain" stands for the losses on
+// log-probabilities
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "google/protobuf/text_format.h"
 #include "kernels/core/registry.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -92,7 +94,11 @@ class Bench {
  private:
   void Add(const std::string& name, int products, const std::string& text,
            std::function<absl::Status(CublasLt&)> yardstick) {
-    if (absl::StrContains(name, only_)) rows_.push_back({name, Parse(text), products, yardstick});
+    for (const absl::string_view part : absl::StrSplit(only_, '|')) {
+      if (!absl::StrContains(name, part)) continue;
+      rows_.push_back({name, Parse(text), products, yardstick});
+      return;
+    }
   }
   std::string RunOnce(const v1::Op& op);
   cudaStream_t stream() const { return cuda_->device().stream(); }
@@ -267,6 +273,7 @@ void Bench::MakeDistillation() {
   Add("JSD", 4, distill(dw, jsd), four);
   Add("forward KL, grad_weight f32", 4, distill(dw32, "divergence: DIVERGENCE_FORWARD_KL"), four);
   Add("reverse KL, grad_weight f32", 4, distill(dw32, "divergence: DIVERGENCE_REVERSE_KL"), four);
+  Add("TVD, grad_weight f32", 4, distill(dw32, "divergence: DIVERGENCE_TVD"), four);
 }
 
 // Memory-bound: two tensors of logits read, one gradient written.
