@@ -9,6 +9,7 @@
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/head_run.h"
 #include "kernels/cuda/listed_product.h"
+#include "kernels/cuda/logits_run.h"
 #include "kernels/cuda/pair_kernels.h"
 #include "kernels/cuda/row_kernels.h"
 
@@ -62,6 +63,7 @@ absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
 }
 
 absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
+  if (pass.head.logits) return RunLogits(pass, *device_, plan);
   return RunHeadOn(machine_, pass, plan);
 }
 

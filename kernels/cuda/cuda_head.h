@@ -33,7 +33,7 @@ class CudaHead final : public HeadBackend {
   absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                          ResultRecord* found) override;
   absl::Status RunStage(const Stage& stage, int64_t count) override;
-  // See head_run.h. Does not wait.
+  // See head_run.h and logits_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
   // One product where the workspace holds all logits.
   absl::Status RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
