@@ -9,6 +9,7 @@
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/head_run.h"
 #include "kernels/cuda/listed_product.h"
+#include "kernels/cuda/logits_lean.h"
 #include "kernels/cuda/logits_run.h"
 #include "kernels/cuda/pair_kernels.h"
 #include "kernels/cuda/row_kernels.h"
@@ -35,6 +36,8 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   }
   LOSSD_RETURN_IF_CUDA_ERROR(PreparePairKernels(facts.shared_bytes_per_block),
                              "load the pair's row kernels");
+  LOSSD_RETURN_IF_CUDA_ERROR(PrepareLeanLogitsKernels(facts.shared_bytes_per_block),
+                             "load the row kernels of logits");
   head->machine_ = {facts, &device->workspace(), LargestPairCluster(facts.has_clusters()), device,
                     &head->products_};
   return head;
@@ -63,7 +66,7 @@ absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
 }
 
 absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
-  if (pass.head.logits) return RunLogits(pass, *device_, plan);
+  if (pass.head.logits) return RunLogits(pass, *device_, machine_.largest_pair_cluster, plan);
   return RunHeadOn(machine_, pass, plan);
 }
 

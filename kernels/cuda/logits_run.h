@@ -10,8 +10,10 @@
 
 namespace lossd {
 
-// Enqueues everything: no products, no workspace. Appends to `plan`.
-absl::Status RunLogits(const HeadPass& pass, CudaDevice& device, std::string* plan);
+// Enqueues everything: no products, no workspace. `largest_cluster`: blocks, 1 where there are no clusters. Appends to `plan`.
+// With batch_invariant the row pass is that of the head, on the same logits with the same bits.
+absl::Status RunLogits(const HeadPass& pass, CudaDevice& device, int largest_cluster,
+                       std::string* plan);
 
 }  // namespace lossd
 

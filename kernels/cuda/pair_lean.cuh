@@ -137,10 +137,8 @@ class LeanRows {
   };
   // A thread's places are threadIdx.x, threadIdx.x + kLeanThreads, ... of the block's.
   __device__ void FetchPlace(const Fetcher& from, int k) const {
-    FetchVector(reinterpret_cast<float*>(student_ + k),
-                reinterpret_cast<const float*>(from.student + k));
-    FetchVector(reinterpret_cast<float*>(teacher_ + k),
-                reinterpret_cast<const float*>(from.teacher + k));
+    FetchVector(student_ + k, from.student + k);
+    FetchVector(teacher_ + k, from.teacher + k);
   }
   __device__ Fetcher FetcherOf(int64_t r, int row) const {
     return {RowOf(in_.student, r, row) + first_, RowOf(in_.teacher, r, row) + first_};

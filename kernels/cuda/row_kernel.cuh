@@ -8,10 +8,13 @@
 #include <climits>
 #include <cstdint>
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/real.cuh"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/cuda/row_values.cuh"
+#include "kernels/objectives/exp2.h"
 
 namespace lossd {
 
@@ -21,13 +24,6 @@ inline constexpr int kRowWarps = kRowThreads / 32;
 inline constexpr int kRowLoads = 8;
 // exp of it is 0, and 0 times it is 0: stands for -infinity where both are multiplied.
 inline constexpr float kLowest = -200.0f;
-inline constexpr float kLog2E = 1.4426950408889634f;
-
-__device__ __forceinline__ float Exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 
 // kEverything: a tile with all options. kLean: a tile in the common case alone, for which IsLean stands, with registers for nothing else.
 // kCallers: the caller's logits with all options; slices in shared memory are fp32, too.
@@ -38,22 +34,6 @@ struct RowLaunch {
   RowShape shape;
   bool all_sums = true;  // false: the program reads max, sum_exp and target_d alone
 };
-
-// Copies that go from global to shared memory past the registers.
-__device__ __forceinline__ void FetchVector(float* to, const float* from) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ __forceinline__ void WaitForFetches() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-// A NaN wins, unlike fmaxf: a row of NaN and -infinity is not one of -infinity.
-__device__ __forceinline__ float MaxOrNan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
 
 // Sums of some columns, relative to a maximum: a warp's own at first, so that no warp waits for another's, then the block's and the row's.
 struct RowSums {
@@ -552,7 +532,7 @@ class RowGradient : public RowBlock<kMode> {
   }
 
   __device__ float Plain(float raw) const {
-    return plain_factor_ * Exp2(__fmaf_rn(raw, plain_slope_, plain_offset_));
+    return plain_factor_ * FastExp2(__fmaf_rn(raw, plain_slope_, plain_offset_));
   }
   __device__ float Scaled(float g, float raw) const {
     return g == 0 ? 0.0f : g * transform_.Derivative(raw);

@@ -2,6 +2,7 @@
 // fewer; the reads after the first mostly hit the L2 cache.
 #include <climits>
 
+#include "kernels/cuda/ordered_key.cuh"
 #include "kernels/cuda/real.cuh"
 #include "kernels/cuda/row_kernels.h"
 #include "kernels/cuda/row_values.cuh"
@@ -11,15 +12,6 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kMaxTopK = 1024;
-
-// Rises with the number; +0 and -0 are one.
-__device__ uint32_t OrderedKey(float z) {
-  const uint32_t bits = __float_as_uint(z + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ float FromKey(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
 
 // kCallers: of the caller's logits, in their own type.
 template <bool kCallers>
