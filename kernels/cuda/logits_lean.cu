@@ -8,19 +8,20 @@
 namespace lossd {
 namespace {
 
-// Three blocks share a multiprocessor of an H200 (228 KB) while a block has at most 72 KB. Rows that need more still go faster than by
-// the kernel for everything.
-constexpr int64_t kComfortableBytes = 72 * 1024;
+// Of a row's slice: two blocks share a multiprocessor of an H200 (228 KB) with three of them. Rows that need more still go faster than by
+// the row pass for everything.
+constexpr int64_t kComfortableBytes = 36 * 1024;
 constexpr int64_t kLargestBytes = 200 * 1024;
 
 template <class T, class Program, bool kAll, LogitsGradient kGradient>
 __global__ void __launch_bounds__(kLogitsThreads, 3)
     LogitsKernel(const __grid_constant__ LeanLogitsLaunch<Program> launch) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 dynamic[];
   __shared__ LogitsShared shared;
   if (launch.pass.record->code != 0) return;
-  const Cluster cluster(Program::kKnowsStatistics ? 1 : launch.parts);
-  LogitsRows<T, Program, kAll, kGradient>(launch, cluster, &shared, dynamic).Run();
+  RunLogits<T, Program, kAll, kGradient>(launch, &shared, dynamic);
+#endif
 }
 
 // A kernel by its arguments, for what is done with all of them.
@@ -97,19 +98,20 @@ cudaError_t Launch(const RowPass& pass, const typename K::ProgramType& program,
   launch.program = program;
   const int64_t before = IsAligned(pass.head.logits) ? 0 : kVector - 1;
   const int64_t places = (before + pass.head.vocab + kVector - 1) / kVector;
-  const auto bytes_of = [&](int64_t blocks) {
-    return (places + blocks - 1) / blocks * 16 * kLogitsStages;
-  };
+  const auto slice_bytes = [&](int64_t blocks) { return (places + blocks - 1) / blocks * 16; };
   const int64_t limit =
       std::min(kLargestBytes, gpu.shared_bytes - static_cast<int64_t>(sizeof(LogitsShared)) - 256);
   const int largest = std::min(gpu.largest_cluster, kLogitsParts);
   int blocks = 1;
-  while (blocks < largest && bytes_of(blocks) > kComfortableBytes) blocks *= 2;
-  for (; blocks > 0 && bytes_of(blocks) <= limit; blocks /= 2) {
+  while (blocks < largest && slice_bytes(blocks) > kComfortableBytes) blocks *= 2;
+  for (; blocks > 0; blocks /= 2) {
     launch.parts = blocks;
-    launch.places = static_cast<int32_t>((places + blocks - 1) / blocks);
+    launch.places = static_cast<int32_t>(slice_bytes(blocks) / 16);
+    launch.stages = slice_bytes(blocks) * 3 <= limit ? 3 : 2;
+    const int64_t bytes = slice_bytes(blocks) * launch.stages;
+    if (bytes > limit) break;
     bool taken = false;
-    const cudaError_t error = LaunchParts<K>(launch, bytes_of(blocks), stream, &taken);
+    const cudaError_t error = LaunchParts<K>(launch, bytes, stream, &taken);
     if (taken) *parts = blocks;
     if (error != cudaSuccess || taken) return error;
   }
@@ -231,7 +233,8 @@ void PrepareProgram(int64_t shared_limit, cudaError_t* error) {
 cudaError_t LaunchLeanLogits(const RowPass& pass, const RowProgram& program, const LogitsGpu& gpu,
                              cudaStream_t stream, int* parts) {
   *parts = 0;
-  if (pass.rows == 0 || !IsLean(pass)) return cudaSuccess;
+  // Barriers in memory came with clusters.
+  if (pass.rows == 0 || gpu.largest_cluster == 1 || !IsLean(pass)) return cudaSuccess;
   return std::visit(
       [&](const auto& rows) {
         using Program = std::decay_t<decltype(rows)>;

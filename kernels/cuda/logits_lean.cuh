@@ -1,16 +1,21 @@
-// The row pass of the caller's logits, lean. A row belongs to a cluster of up to 16 blocks that takes one row after the other. A block
-// keeps its slice of two rows in shared memory, in their own type: one is worked on while the other is on its way. Logits are read once
-// (V numbers), the gradient is written once. Rows may start anywhere: slices are counted in places of 16 bytes of memory, and the places
-// at the ends of a row, which it shares with its neighbours, are looked at column by column. A thread reads what it fetched itself, so
-// that only the sums are barriers. The arithmetic of a column is objectives/logit_columns.h. The order of the sums depends on V, the type,
-// the GPU and where in 16 bytes the row starts.
+// The row pass of the caller's logits, lean. A row belongs to a cluster of up to 16 blocks that takes one row after the other; a block keeps
+// its slice of several rows in shared memory, in their own type. Logits are read once (V numbers), the gradient is written once.
+//
+// Eight warps do the columns. A ninth fetches the rows, tells the warps what they need to know of each, adds up what they found, exchanges
+// it with the other blocks of the row, asks the program, and writes its outputs: all of it while the eight are at other rows. With a gradient
+// they add up the next row before they write the gradient of the present one, so that nobody waits for the exchange.
+//
+// Rows may start anywhere: slices are counted in places of 16 bytes of memory, and the places at the ends of a row, which it shares with its
+// neighbours, are looked at column by column. The arithmetic of a column is objectives/logit_columns.h. The order of the sums depends on V,
+// the type, the GPU and where in 16 bytes the row starts.
 #ifndef LOSSD_KERNELS_CUDA_LOGITS_LEAN_CUH_
 #define LOSSD_KERNELS_CUDA_LOGITS_LEAN_CUH_
 
+#include <climits>
 #include <cstdint>
 
-#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/memory_barrier.cuh"
 #include "kernels/cuda/ordered_key.cuh"
 #include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/row_kernels.h"
@@ -18,10 +23,11 @@
 
 namespace lossd {
 
-inline constexpr int kLogitsThreads = 256;
-inline constexpr int kLogitsWarps = kLogitsThreads / 32;
+inline constexpr int kLogitsWarps = 8;
+inline constexpr int kColumnThreads = 32 * kLogitsWarps;
+inline constexpr int kLogitsThreads = kColumnThreads + 32;
 inline constexpr int kLogitsParts = 16;  // blocks of a row, at most
-inline constexpr int kLogitsStages = 2;
+inline constexpr int kLogitsStages = 4;  // rows in shared memory, at most
 
 // kPlain: c p - u and the target's. kEntropy: with the term of h, too.
 enum class LogitsGradient { kNone, kPlain, kEntropy };
@@ -32,44 +38,43 @@ struct LeanLogitsLaunch {
   Program program;
   int32_t parts = 1;   // blocks of a row
   int32_t places = 0;  // of 16 bytes, in a slice
+  int32_t stages = 2;  // with a gradient and three or more, a row is added up ahead
 };
 
-// What the blocks of a row tell each other: a block writes to the others' `blocks`, so that nothing far is read. Buffers alternate from row
-// to row: one that is written again has been read before the barrier of the row between.
+// What the eight warps need to know of a row's slice. Of its places those from `begin` to `end` hold columns and nothing else.
+struct LogitsSlice {
+  int64_t row;   // -1: there are no more
+  uint4* to;     // the gradient's first place
+  float factor;  // of logit_columns.h
+  int column;    // of the first number of place 0; below 0 where the row starts behind it
+  int begin;     // 1 where place 0 is shared with the row before, else 0
+  int end;
+  int tail;    // place in which the valid columns end; -1: in none of this slice
+  int target;  // column; INT_MAX: none
+  int owner;   // block that has it; -1: none
+};
+
+// One of each for every stage.
 struct LogitsShared {
-  LogitSums warps[2][kLogitsWarps];
-  LogitSums blocks[2][kLogitsParts];
-  float target[2];
-  LogitSlopes answers[2];
+  LogitSums warps[kLogitsStages][kLogitsWarps];
+  LogitSums blocks[kLogitsStages][kLogitsParts];  // written by the other blocks
+  LogitSlopes answers[kLogitsStages];
+  LogitsSlice slices[kLogitsStages];
+  float target[kLogitsStages];  // raw logit
+  // The slice is there; it is no more needed; the warps' sums, the blocks' sums, the answer are there.
+  uint64_t full[kLogitsStages];
+  uint64_t empty[kLogitsStages];
+  uint64_t summed[kLogitsStages];
+  uint64_t exchanged[kLogitsStages];
+  uint64_t answered[kLogitsStages];
 };
-
-// Once for each row, by one thread: apart, so that the loops stay near each other.
-template <class Program>
-__device__ __noinline__ RowCoefficients CoefficientsOf(const Program& program, int64_t row,
-                                                       const RowStatistics& stats) {
-  return program.Coefficients(row, stats);
-}
-template <class Program>
-__device__ __noinline__ void WriteRow(const Program& program, int64_t row,
-                                      const RowStatistics& stats) {
-  program.Write(row, stats);
-}
-__device__ __noinline__ inline int64_t TargetOf(const HeadProblem& head, int64_t row) {
-  return head.target.Index(row);
-}
-__device__ __noinline__ inline float TemperatureOf(const HeadProblem& head, int64_t row) {
-  return head.temperature_rows.F32(row);
-}
-__device__ __noinline__ inline int64_t FarOffset(const RowsView& view, int64_t row) {
-  return view.Offset(row);
-}
 
 // Sums over the warp: of a in lanes 0 ... 7, b in 8 ... 15, c in 16 ... 23, d in 24 ... 31.
 __device__ __forceinline__ float SumFour(float a, float b, float c, float d) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool upper = (lane & 16) != 0;
-  float first = AddRounded(upper ? c : a, __shfl_xor_sync(~0u, upper ? a : c, 16));
-  float second = AddRounded(upper ? d : b, __shfl_xor_sync(~0u, upper ? b : d, 16));
+  const float first = AddRounded(upper ? c : a, __shfl_xor_sync(~0u, upper ? a : c, 16));
+  const float second = AddRounded(upper ? d : b, __shfl_xor_sync(~0u, upper ? b : d, 16));
   const bool odd = (lane & 8) != 0;
   float sum = AddRounded(odd ? second : first, __shfl_xor_sync(~0u, odd ? first : second, 8));
 #pragma unroll
@@ -103,181 +108,413 @@ __device__ __forceinline__ LogitSums CombineLanes(LogitSums sums, float factor) 
   return sums;
 }
 
-template <class T, class Program, bool kAll, LogitsGradient kGradient>
-class LogitsRows {
+// Which stage a row has, by its number among those of the cluster, and the parity of that stage's barriers.
+class LogitsTurn {
  public:
-  __device__ LogitsRows(const LeanLogitsLaunch<Program>& launch, const Cluster& cluster,
-                        LogitsShared* shared, uint4* dynamic)
-      : pass_(launch.pass),
-        program_(launch.program),
-        cluster_(cluster),
-        shared_(shared),
-        parts_(launch.parts),
-        rank_(kKnown ? static_cast<int>(blockIdx.x) % launch.parts : cluster.rank()),
-        places_(launch.places),
-        first_(rank_ * launch.places),
-        columns_(static_cast<int>(launch.pass.head.valid_columns)),
-        dynamic_(dynamic) {}
+  __device__ explicit LogitsTurn(int stages) : stages_(stages) {}
+  __device__ int stage() const { return stage_; }
+  __device__ int parity() const { return parity_; }
+  __device__ void Next() {
+    if (++stage_ < stages_) return;
+    stage_ = 0;
+    parity_ ^= 1;
+  }
 
-  // All rows of this cluster.
-  __device__ void Run() {
-    const int64_t step = gridDim.x / parts_;
-    // A block must run before another writes to its shared memory.
-    if (!kKnown) cluster_.Sync();
-    Place now = Find(blockIdx.x / parts_, step);
-    Place next = Find(now.row + step, step);
-    Fetch(now, 0);
-    EndGroup();
-    Fetch(next, 1);
-    EndGroup();
-    for (; now.row < pass_.rows; turn_ ^= 1) {
-      const Place after = Find(next.row + step, step);
-      RunRow(now, after);
-      EndGroup();
-      now = next;
-      next = after;
-      leader_ = leader_ + 1 == parts_ ? 0 : leader_ + 1;
+ private:
+  int stages_;
+  int stage_ = 0;
+  int parity_ = 0;
+};
+
+#if __CUDA_ARCH__ >= 900
+
+// The eight warps.
+template <class T, bool kAll, LogitsGradient kGradient>
+class LogitsColumns {
+ public:
+  __device__ LogitsColumns(LogitsShared* shared, uint4* dynamic, int places, int stages)
+      : shared_(shared), dynamic_(dynamic), places_(places), sums_(stages), slopes_(stages) {}
+
+  // All rows; the program knows the statistics: gradients alone.
+  __device__ void RunKnown() {
+    for (;; slopes_.Next()) {
+      WaitAt(&shared_->full[slopes_.stage()], slopes_.parity());
+      if (shared_->slices[slopes_.stage()].row < 0) return;
+      WriteGradient();
     }
-    if constexpr (kGradient == LogitsGradient::kNone) FinishPending();
-    // No block may end while another writes to its shared memory.
-    if (!kKnown) cluster_.Sync();
+  }
+  // `ahead`: rows that are added up before a gradient is written, but one.
+  __device__ void Run(int ahead) {
+    int waiting = 0;
+    for (bool more = true;;) {
+      if (more && waiting <= ahead) {
+        WaitAt(&shared_->full[sums_.stage()], sums_.parity());
+        more = shared_->slices[sums_.stage()].row >= 0;
+        if (!more) continue;
+        AddUp();
+        if (kGradient == LogitsGradient::kNone) Leave(sums_.stage());
+        sums_.Next();
+        ++waiting;
+      } else if (kGradient == LogitsGradient::kNone) {
+        if (!more) return;
+        waiting = 0;
+      } else {
+        if (waiting == 0) return;
+        WaitAt(&shared_->answered[slopes_.stage()], slopes_.parity());
+        WriteGradient();
+        slopes_.Next();
+        --waiting;
+      }
+    }
   }
 
  private:
   using Numbers = Packed<T>;
   static constexpr int kVector = Numbers::kCount;
-  static constexpr bool kKnown = Program::kKnowsStatistics;
   static constexpr bool kEntropy = kGradient == LogitsGradient::kEntropy;
 
-  // A row that counts, or the end of all rows; with what is asked for long before it is used.
-  struct Place {
-    int64_t row = 0;
-    int target = -1;  // column, -1: none
-  };
-  // The slice of a row. Of its places 0 ... count - 1 hold columns; those from `begin` to `end` nothing else.
-  struct Slice {
-    int64_t first_byte;  // of the row's first place, from the start of the tensor; may be below 0
-    int shift;           // columns of the first place that are not the row's
-    int begin;
-    int end;
-    int tail;  // place in which the valid columns end; -1: in none
-  };
-
-  __device__ Place Find(int64_t row, int64_t step) const {
-    Place place;
-    for (place.row = row; place.row < pass_.rows; place.row += step) {
-      if (pass_.counted[place.row] != 0) break;
-      if (kGradient != LogitsGradient::kNone) ClearColumns(place.row, 0);
-    }
-    if (place.row < pass_.rows && pass_.head.target) {
-      const int64_t id = TargetOf(pass_.head, place.row);
-      if (id >= 0 && id < columns_) place.target = static_cast<int>(id);
-    }
-    return place;
+  __device__ static bool IsMine(int place) {
+    return place >= 0 && place % kColumnThreads == static_cast<int>(threadIdx.x);
   }
-
-  __device__ static int64_t ByteOf(const RowsView& view, int64_t row) {
-    const int64_t offset = view.lead_rank == 1 ? row * view.lead_strides[0] : FarOffset(view, row);
-    return offset * static_cast<int64_t>(sizeof(T));
+  __device__ static int FirstPlace(const LogitsSlice& slice) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return thread < slice.begin ? thread + kColumnThreads : thread;
   }
-  __device__ Slice SliceOf(int64_t row) const {
-    const RowsView& logits = pass_.head.logits;
-    const int64_t byte = ByteOf(logits, row);
-    const int rest = static_cast<int>((reinterpret_cast<uintptr_t>(logits.data) + byte) & 15);
-    Slice slice;
-    slice.first_byte = byte - rest;
-    slice.shift = rest / static_cast<int>(sizeof(T));
-    slice.begin = first_ == 0 && slice.shift > 0 ? 1 : 0;
-    const int stop = slice.shift + columns_;
-    slice.end = max(0, min(places_, stop / kVector - first_));
-    slice.tail = stop % kVector == 0 ? -1 : stop / kVector - first_;
-    if (slice.tail >= places_ || slice.tail < 0) slice.tail = -1;
-    return slice;
-  }
-  __device__ bool IsMine(int place) const {
-    return place >= 0 && place % kLogitsThreads == static_cast<int>(threadIdx.x);
-  }
-  __device__ int FirstColumn(const Slice& slice, int place) const {
-    return (first_ + place) * kVector - slice.shift;
-  }
-  // f(place, first and last number of it that are valid columns) for the places at the ends of the row that are this thread's, in order:
-  // the first before the whole places if kHead, else the last.
+  // f(place, first and last number of it that are columns) for the place at the row's start (kHead) or end, where it is this thread's.
   template <bool kHead, class F>
-  __device__ void ForEdge(const Slice& slice, F f) const {
-    const int place = kHead ? (slice.begin > 0 ? 0 : -1) : slice.tail;
-    if (!kHead && place == 0 && slice.begin > 0) return;
+  __device__ static void ForEdge(const LogitsSlice& slice, int columns, F f) {
+    const int place = kHead ? slice.begin - 1 : slice.tail;
+    if (!kHead && place == 0 && slice.begin > 0) return;  // a row within one place
     if (!IsMine(place)) return;
-    const int first = FirstColumn(slice, place);
-    f(place, max(0, -first), min(kVector, columns_ - first));
+    const int first = slice.column + place * kVector;
+    f(place, max(0, -first), min(kVector, columns - first));
   }
-
-  __device__ uint4* Stage(int stage) const { return dynamic_ + stage * places_; }
   __device__ static float Number(const uint4* places, int place, int i) {
     return static_cast<float>(reinterpret_cast<const T*>(places + place)[i]);
   }
+  __device__ void Leave(int stage) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ArriveAt(&shared_->empty[stage]);
+  }
 
-  // Starts to copy the slice of a row. A thread copies the places that it reads.
-  __device__ void Fetch(const Place& place, int stage) const {
-    if (place.row >= pass_.rows) return;
-    const Slice slice = SliceOf(place.row);
-    const char* from =
-        static_cast<const char*>(pass_.head.logits.data) + slice.first_byte + int64_t{first_} * 16;
-    uint4* to = Stage(stage);
-#pragma unroll 4
-    for (int k = threadIdx.x; k < slice.end; k += kLogitsThreads) {
-      FetchVector(to + k, from + int64_t{k} * 16);
+  __device__ void AddUp() const;
+  __device__ void WriteGradient() const;
+  __device__ void Publish(const LogitSums& sums) const;
+
+ public:
+  int columns = 0;  // valid ones of a row
+
+ private:
+  LogitsShared* const shared_;
+  uint4* const dynamic_;
+  const int places_;
+  LogitsTurn sums_;
+  LogitsTurn slopes_;
+};
+
+// A thread's sums relative to its warp's largest logit, then the warp's.
+template <class T, bool kAll, LogitsGradient kGradient>
+__device__ void LogitsColumns<T, kAll, kGradient>::AddUp() const {
+  const LogitsSlice& slice = shared_->slices[sums_.stage()];
+  const uint4* const places = dynamic_ + sums_.stage() * places_;
+  const float factor = slice.factor;
+  const int end = slice.end;
+  float largest = -INFINITY;
+  int where = -1;  // first place of the largest
+  const auto look = [&](int place, int begin, int stop) {
+#pragma unroll 1
+    for (int i = begin; i < stop; ++i) {
+      const float raw = Number(places, place, i);
+      if (raw > largest) where = place;
+      largest = MaxOrNan(largest, raw);
     }
-    if (IsMine(slice.tail)) {
-      const int columns = columns_ - FirstColumn(slice, slice.tail);
-      FetchPart(to + slice.tail, from + int64_t{slice.tail} * 16,
-                columns * static_cast<int>(sizeof(T)));
+  };
+  ForEdge<true>(slice, columns, look);
+  const int first = FirstPlace(slice);
+  if constexpr (kAll) {
+#pragma unroll 4
+    for (int k = first; k < end; k += kColumnThreads) {
+      const float of_place = Numbers::Largest(places[k]);
+      if (of_place > largest) where = k;
+      largest = MaxOrNan(largest, of_place);
+    }
+  } else {
+    uint4 running = Numbers::Fill(-INFINITY);
+#pragma unroll 4
+    for (int k = first; k < end; k += kColumnThreads) running = Numbers::Max(running, places[k]);
+    largest = MaxOrNan(largest, Numbers::Largest(running));
+  }
+  ForEdge<false>(slice, columns, look);
+
+  LogitSums sums;
+  LogitSums odd;
+  sums.max = WarpLargest(largest);
+  const float reference = LogitReference(sums.max, factor);
+#pragma unroll 2
+  for (int k = first; k < end; k += kColumnThreads) {
+    float raw[kVector];
+    Numbers::Unpack(places[k], raw);
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2) {
+      AddLogit<kAll>(raw[i], factor, reference, &sums);
+      AddLogit<kAll>(raw[i + 1], factor, reference, &odd);
+    }
+    if (kAll) sums.columns += kVector;
+  }
+  const auto add = [&](int place, int begin, int stop) {
+#pragma unroll 1
+    for (int i = begin; i < stop; ++i) {
+      AddLogit<kAll>(Number(places, place, i), factor, reference, &sums);
+    }
+    sums.columns += stop - begin;
+  };
+  ForEdge<true>(slice, columns, add);
+  ForEdge<false>(slice, columns, add);
+  AddLogits<kAll>(odd, &sums);
+  if (kAll && where >= 0 && largest == sums.max) {
+    const int column = slice.column + where * kVector;
+    int i = max(0, -column);
+#pragma unroll 1
+    while (Number(places, where, i) != largest) ++i;
+    sums.argmax = column + i;
+  }
+  if (slice.target >= slice.column && slice.target < slice.column + places_ * kVector) {
+    const int place = (slice.target - slice.column) / kVector;
+    if (IsMine(place)) {
+      shared_->target[sums_.stage()] =
+          Number(places, place, slice.target - slice.column - place * kVector);
+    }
+  }
+  Publish(sums);
+}
+
+template <class T, bool kAll, LogitsGradient kGradient>
+__device__ void LogitsColumns<T, kAll, kGradient>::Publish(const LogitSums& sums) const {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  LogitSums* const to = &shared_->warps[sums_.stage()][threadIdx.x / 32];
+  if constexpr (kAll) {
+    const float sum = SumFour(sums.sum, sums.sum_t, sums.sum_2, sums.t);
+    const int count = __reduce_add_sync(~0u, sums.columns);
+    const int argmax = __reduce_min_sync(~0u, sums.argmax);
+    if (lane == 0) {
+      to->max = sums.max;
+      to->sum = sum;
+      to->columns = count;
+      to->argmax = argmax;
+    }
+    if (lane == 8) to->sum_t = sum;
+    if (lane == 16) to->sum_2 = sum;
+    if (lane == 24) to->t = sum;
+  } else {
+    float sum = sums.sum;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum = AddRounded(sum, __shfl_xor_sync(~0u, sum, offset));
+    }
+    if (lane == 0) *reinterpret_cast<float2*>(to) = make_float2(sums.max, sum);
+  }
+  __syncwarp();
+  if (lane == 0) ArriveAt(&shared_->summed[sums_.stage()]);
+}
+
+template <class T, bool kAll, LogitsGradient kGradient>
+__device__ void LogitsColumns<T, kAll, kGradient>::WriteGradient() const {
+  const LogitsSlice& slice = shared_->slices[slopes_.stage()];
+  const LogitSlopes slopes = shared_->answers[slopes_.stage()];
+  const uint4* const places = dynamic_ + slopes_.stage() * places_;
+  const float factor = slice.factor;
+  const int end = slice.end;
+  uint4* const to = slice.to;
+  const int first = FirstPlace(slice);
+  if (slopes.has_columns) {
+#pragma unroll 2
+    for (int k = first; k < end; k += kColumnThreads) {
+      float g[kVector];
+      Numbers::Unpack(places[k], g);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) g[i] = SlopeOfLogit<kEntropy>(slopes, g[i], factor);
+      __stcs(to + k, Numbers::Pack(g));
+    }
+  } else {
+    const uint4 fill = Numbers::Fill(0.0f - slopes.offset);
+#pragma unroll 1
+    for (int k = first; k < end; k += kColumnThreads) __stcs(to + k, fill);
+  }
+  const auto store = [&](int place, int begin, int stop) {
+#pragma unroll 1
+    for (int i = begin; i < stop; ++i) {
+      const float g = slopes.has_columns
+                          ? SlopeOfLogit<kEntropy>(slopes, Number(places, place, i), factor)
+                          : 0.0f - slopes.offset;
+      reinterpret_cast<T*>(to + place)[i] = static_cast<T>(g);
+    }
+  };
+  ForEdge<true>(slice, columns, store);
+  ForEdge<false>(slice, columns, store);
+  if (slice.target >= slice.column && slice.target < slice.column + places_ * kVector) {
+    const int number = slice.target - slice.column;
+    const int place = number / kVector;
+    if (IsMine(place)) {
+      // After the whole place, by the same thread.
+      const float raw = Number(places, place, number - place * kVector);
+      reinterpret_cast<T*>(to)[number] =
+          static_cast<T>(SlopeOfTarget<kEntropy>(slopes, raw, factor));
+    }
+  }
+  Leave(slopes_.stage());
+}
+
+// The ninth warp.
+template <class T, class Program, bool kAll, LogitsGradient kGradient>
+class LogitsControl {
+ public:
+  __device__ LogitsControl(const LeanLogitsLaunch<Program>& launch, LogitsShared* shared,
+                           uint4* dynamic, int rank)
+      : pass_(launch.pass),
+        program_(launch.program),
+        shared_(shared),
+        dynamic_(dynamic),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        parts_(launch.parts),
+        rank_(rank),
+        places_(launch.places),
+        stages_(launch.stages),
+        step_(gridDim.x / launch.parts),
+        next_row_(blockIdx.x / launch.parts),
+        fetched_(launch.stages),
+        left_(launch.stages),
+        answered_(launch.stages) {}
+
+  // `ahead` as in LogitsColumns.
+  __device__ void Run(int ahead) {
+    for (int i = 0; i < stages_ && !ended_; ++i) FetchNext();
+    for (int64_t row = 0; row < rows_ || !ended_; ++row) {
+      RowStatistics stats;
+      if constexpr (!kKnown) stats = Answer();
+      if (!ended_ && row >= ahead) {
+        WaitAt(&shared_->empty[left_.stage()], left_.parity());
+        left_.Next();
+        FetchNext();
+      }
+      if constexpr (!kKnown) {
+        // The slice may be that of a later row by now: its number was kept.
+        if (rank_ == leader_ && lane_ == 0) program_.Write(answered_row_, stats);
+        leader_ = leader_ + 1 == parts_ ? 0 : leader_ + 1;
+      }
     }
   }
 
-  __device__ void RunRow(const Place& now, const Place& after);
-  __device__ LogitSums AddUp(const Slice& slice, const uint4* places) const;
-  __device__ void Reduce(LogitSums sums);
-  __device__ RowStatistics Total(int turn, float factor, int owner, LogitSums* total) const;
-  __device__ void FinishPending();
-  __device__ void WriteGradient(const Place& now, const Slice& slice, const uint4* places,
-                                const LogitSlopes& slopes) const;
-  __device__ void ClearColumns(int64_t row, int from) const;
+ private:
+  static constexpr int kVector = Packed<T>::kCount;
+  static constexpr bool kKnown = Program::kKnowsStatistics;
+
+  __device__ void FetchNext();
+  __device__ void LoadBatch();
+  __device__ void Fetch();
+  __device__ void Clear(int64_t row, int from) const;
+  __device__ RowStatistics Answer();
+
+  // Of a row's first place, from the start of the tensor; may be below 0.
+  __device__ int64_t FirstByte(int64_t row, int* shift) const {
+    const RowsView& logits = pass_.head.logits;
+    const int64_t byte = logits.Offset(row) * static_cast<int64_t>(sizeof(T));
+    const int rest = static_cast<int>((reinterpret_cast<uintptr_t>(logits.data) + byte) & 15);
+    *shift = rest / static_cast<int>(sizeof(T));
+    return byte - rest;
+  }
 
   const RowPass& pass_;
   const Program& program_;
-  const Cluster& cluster_;
   LogitsShared* const shared_;
+  uint4* const dynamic_;
+  const int lane_;
   const int parts_;
   const int rank_;
   const int places_;
-  const int first_;  // the slice's first place, counted in the row
-  const int columns_;
-  uint4* const dynamic_;
-  float factor_ = 1;
-  int turn_ = 0;    // 0 and 1 by rows: stage and buffers
+  const int stages_;
+  const int64_t step_;
+  int64_t next_row_;  // of the next batch
+  int64_t rows_ = 0;  // fetched so far
+  bool ended_ = false;
   int leader_ = 0;  // rank of the block that writes the row's outputs
-  // Without a gradient a row is finished while the next one is added up.
-  struct Pending {
-    int64_t row = -1;
-    float factor = 1;
-    int owner = -1;  // block that has the target
-    int leader = 0;
-  } pending_;
+  int64_t answered_row_ = 0;
+  LogitsTurn fetched_;
+  LogitsTurn left_;
+  LogitsTurn answered_;
+  // A batch: each lane knows one row.
+  uint32_t waiting_ = 0;  // lanes whose row counts and is still to be fetched
+  LogitsSlice slice_;
+  LogitSlopes slopes_;  // kKnown
 };
 
-// Places of 16 bytes from column `from` on become 0, in the gradient's row; the whole row of a row that does not count.
+// The next 32 rows of the cluster. What is asked for each is loaded by all lanes at once.
 template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__device__ void LogitsRows<T, Program, kAll, kGradient>::ClearColumns(int64_t row, int from) const {
-  const Slice slice = SliceOf(row);
+__device__ void LogitsControl<T, Program, kAll, kGradient>::LoadBatch() {
+  const int64_t row = next_row_ + lane_ * step_;
+  next_row_ += 32 * step_;
+  const bool exists = row < pass_.rows;
+  const bool counts = exists && pass_.counted[row] != 0;
+  waiting_ = __ballot_sync(~0u, counts);
+  if (kGradient != LogitsGradient::kNone) {
+    const bool has_rest = pass_.head.valid_columns < pass_.head.vocab;
+    uint32_t clear = __ballot_sync(~0u, exists && (!counts || has_rest));
+    while (clear != 0) {
+      const int lane = __ffs(static_cast<int>(clear)) - 1;
+      clear &= clear - 1;
+      const int64_t other = __shfl_sync(~0u, row, lane);
+      Clear(other, (waiting_ >> lane & 1) != 0 ? static_cast<int>(pass_.head.valid_columns) : 0);
+    }
+  }
+  if (!counts) return;
+  const HeadProblem& head = pass_.head;
+  const int columns = static_cast<int>(head.valid_columns);
+  int shift = 0;
+  FirstByte(row, &shift);
+  const int first = rank_ * places_;
+  const int stop = shift + columns;
+  const float slope = head.logit_scale / head.Temperature(row);
+  slice_.row = row;
+  slice_.factor = slope * kLog2E;
+  slice_.column = first * kVector - shift;
+  slice_.begin = first == 0 && shift > 0 ? 1 : 0;
+  slice_.end = max(0, min(places_, stop / kVector - first));
+  const int tail = stop / kVector - first;
+  slice_.tail = stop % kVector == 0 || tail >= places_ || tail < 0 ? -1 : tail;
+  slice_.target = INT_MAX;
+  if (head.target) {
+    const int64_t id = head.target.Index(row);
+    if (id >= 0 && id < columns) slice_.target = static_cast<int>(id);
+  }
+  slice_.owner = slice_.target == INT_MAX ? -1 : (slice_.target + shift) / kVector / places_;
+  if (kGradient == LogitsGradient::kNone) return;
+  slice_.to =
+      reinterpret_cast<uint4*>(static_cast<T*>(pass_.grad.data) + pass_.grad.Offset(row) - shift) +
+      first;
+  const RowStatistics known = program_.KnownStatistics(row);
+  const RowCoefficients coefficients = program_.Coefficients(row, known);
+  if (kKnown) {
+    slopes_ = SlopesOfLogits(coefficients, RoundedProduct(known.max, kLog2E), known.sum_exp, slope);
+  } else {
+    // What the program reads of this row is in the cache then.
+    asm volatile("" ::"f"(coefficients.c), "f"(coefficients.a), "f"(coefficients.u));
+  }
+}
+
+// Columns `from` ... V - 1 of this block's places become 0.
+template <class T, class Program, bool kAll, LogitsGradient kGradient>
+__device__ void LogitsControl<T, Program, kAll, kGradient>::Clear(int64_t row, int from) const {
+  int shift = 0;
+  FirstByte(row, &shift);
   const int width = static_cast<int>(pass_.head.vocab);
-  T* const to = static_cast<T*>(pass_.grad.data) + ByteOf(pass_.grad, row) / sizeof(T);
-  const int begin = max(0, (slice.shift + from) / kVector - first_);
-  const int end = min(places_, (slice.shift + width + kVector - 1) / kVector - first_);
+  const int first = rank_ * places_;
+  T* const to = static_cast<T*>(pass_.grad.data) + pass_.grad.Offset(row);
+  const int begin = max(0, (shift + from) / kVector - first);
+  const int end = min(places_, (shift + width + kVector - 1) / kVector - first);
 #pragma unroll 1
-  for (int k = begin + static_cast<int>(threadIdx.x); k < end; k += kLogitsThreads) {
-    const int column = FirstColumn(slice, k);
+  for (int k = begin + lane_; k < end; k += 32) {
+    const int column = (first + k) * kVector - shift;
     if (column >= from && column + kVector <= width) {
-      *reinterpret_cast<uint4*>(to + column) = make_uint4(0, 0, 0, 0);
+      __stcs(reinterpret_cast<uint4*>(to + column), make_uint4(0, 0, 0, 0));
       continue;
     }
 #pragma unroll 1
@@ -287,247 +524,124 @@ __device__ void LogitsRows<T, Program, kAll, kGradient>::ClearColumns(int64_t ro
   }
 }
 
-// The thread's sums, relative to its warp's largest logit.
+// Fills the next stage, which is empty: with the next row that counts, or with the news that there is none.
 template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__device__ LogitSums LogitsRows<T, Program, kAll, kGradient>::AddUp(const Slice& slice,
-                                                                    const uint4* places) const {
-  float largest = -INFINITY;
-  int where = -1;  // first place of the largest
-  const auto look = [&](int place, int begin, int end) {
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const float raw = Number(places, place, i);
-      if (raw > largest) where = place;
-      largest = MaxOrNan(largest, raw);
+__device__ void LogitsControl<T, Program, kAll, kGradient>::FetchNext() {
+  while (waiting_ == 0 && next_row_ < pass_.rows) LoadBatch();
+  const int stage = fetched_.stage();
+  if (waiting_ == 0) {
+    ended_ = true;
+    if (lane_ == 0) {
+      shared_->slices[stage].row = -1;
+      ArriveAt(&shared_->full[stage]);
     }
-  };
-  ForEdge<true>(slice, look);
-  const int first =
-      threadIdx.x + (static_cast<int>(threadIdx.x) < slice.begin ? kLogitsThreads : 0);
-  if constexpr (kAll) {
-#pragma unroll 4
-    for (int k = first; k < slice.end; k += kLogitsThreads) {
-      const float of_place = Numbers::Largest(places[k]);
-      if (of_place > largest) where = k;
-      largest = MaxOrNan(largest, of_place);
-    }
-  } else {
-    uint4 running = Numbers::Fill(-INFINITY);
-#pragma unroll 4
-    for (int k = first; k < slice.end; k += kLogitsThreads)
-      running = Numbers::Max(running, places[k]);
-    largest = MaxOrNan(largest, Numbers::Largest(running));
+    return;
   }
-  ForEdge<false>(slice, look);
-
-  LogitSums sums;
-  sums.max = WarpLargest(largest);
-  const float reference = LogitReference(sums.max, factor_);
-  LogitSums odd;
-#pragma unroll 2
-  for (int k = first; k < slice.end; k += kLogitsThreads) {
-    float raw[kVector];
-    Numbers::Unpack(places[k], raw);
-#pragma unroll
-    for (int i = 0; i < kVector; i += 2) {
-      AddLogit<kAll>(raw[i], factor_, reference, &sums);
-      AddLogit<kAll>(raw[i + 1], factor_, reference, &odd);
-    }
-    if (kAll) sums.columns += kVector;
-  }
-  const auto add = [&](int place, int begin, int end) {
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      AddLogit<kAll>(Number(places, place, i), factor_, reference, &sums);
-    }
-    sums.columns += end - begin;
-  };
-  ForEdge<true>(slice, add);
-  ForEdge<false>(slice, add);
-  AddLogits<kAll>(odd, &sums);
-  if (kAll && where >= 0 && largest == sums.max) {
-    const int column = FirstColumn(slice, where);
-    int i = max(0, -column);
-#pragma unroll 1
-    while (Number(places, where, i) != largest) ++i;
-    sums.argmax = column + i;
-  }
-  return sums;
+  const int lane = __ffs(static_cast<int>(waiting_)) - 1;
+  waiting_ &= waiting_ - 1;
+  if (lane_ == lane) Fetch();
+  __syncwarp();
+  fetched_.Next();
+  ++rows_;
 }
 
-// From the threads' sums to those of the block, in the other blocks' shared memory, or in the leader's alone without a gradient.
+// By the lane that knows the row.
 template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__device__ void LogitsRows<T, Program, kAll, kGradient>::Reduce(LogitSums sums) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  LogitSums* const of_warp = &shared_->warps[turn_][warp];
-  if constexpr (kAll) {
-    const float sum = SumFour(sums.sum, sums.sum_t, sums.sum_2, sums.t);
-    const int columns = __reduce_add_sync(~0u, sums.columns);
-    const int argmax = __reduce_min_sync(~0u, sums.argmax);
-    if (lane == 0) {
-      of_warp->max = sums.max;
-      of_warp->sum = sum;
-      of_warp->columns = columns;
-      of_warp->argmax = argmax;
+__device__ void LogitsControl<T, Program, kAll, kGradient>::Fetch() {
+  const int stage = fetched_.stage();
+  uint4* const to = dynamic_ + stage * places_;
+  int shift = 0;
+  const int64_t byte = FirstByte(slice_.row, &shift);
+  const char* const from =
+      static_cast<const char*>(pass_.head.logits.data) + byte + int64_t{rank_} * places_ * 16;
+  shared_->slices[stage] = slice_;
+  if (kKnown) shared_->answers[stage] = slopes_;
+  if (slice_.tail >= 0) {
+    const int count =
+        static_cast<int>(pass_.head.valid_columns) - slice_.column - slice_.tail * kVector;
+    const T* const numbers = reinterpret_cast<const T*>(from + int64_t{slice_.tail} * 16);
+    for (int i = max(0, -slice_.column - slice_.tail * kVector); i < count; ++i) {
+      reinterpret_cast<T*>(to + slice_.tail)[i] = numbers[i];
     }
-    if (lane == 8) of_warp->sum_t = sum;
-    if (lane == 16) of_warp->sum_2 = sum;
-    if (lane == 24) of_warp->t = sum;
-  } else {
-    float sum = sums.sum;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      sum = AddRounded(sum, __shfl_xor_sync(~0u, sum, offset));
-    }
-    if (lane == 0) *reinterpret_cast<float2*>(of_warp) = make_float2(sums.max, sum);
   }
-  __syncthreads();
-  if constexpr (kGradient == LogitsGradient::kNone) FinishPending();
-  if (warp != 0) return;
-  LogitSums block =
-      CombineLanes<kAll, kLogitsWarps>(shared_->warps[turn_][lane % kLogitsWarps], factor_);
-  block.target = shared_->target[turn_];
-  const bool everywhere = kGradient != LogitsGradient::kNone;
-  if (everywhere ? lane < parts_ : lane == leader_) {
-    LogitSums* const to = cluster_.Of(&shared_->blocks[turn_][rank_], lane);
-    if constexpr (kAll) {
-      *to = block;
-    } else {
-      *reinterpret_cast<float4*>(to) = make_float4(block.max, block.sum, block.target, 0);
-    }
+  // Later copies to the same places come after these writes.
+  FenceForCopies();
+  ArriveExpecting(&shared_->full[stage], slice_.end * 16);
+  if (slice_.end > 0) CopyBulk(to, from, slice_.end * 16, &shared_->full[stage]);
+}
+
+// From the warps' sums to the row's, and with a gradient to the slopes.
+template <class T, class Program, bool kAll, LogitsGradient kGradient>
+__device__ RowStatistics LogitsControl<T, Program, kAll, kGradient>::Answer() {
+  const int stage = answered_.stage();
+  WaitAt(&shared_->summed[stage], answered_.parity());
+  const LogitsSlice& slice = shared_->slices[stage];
+  const float factor = slice.factor;
+  const int owner = slice.owner;
+  answered_row_ = slice.row;
+  LogitSums sums =
+      CombineLanes<kAll, kLogitsWarps>(shared_->warps[stage][lane_ % kLogitsWarps], factor);
+  sums.target = shared_->target[stage];
+  if (lane_ < parts_) {
+    const auto* words = reinterpret_cast<const uint4*>(&sums);
+    const LogitSums* const to = &shared_->blocks[stage][rank_];
+    StoreAtRank(to, lane_, words[0]);
+    if (kAll) StoreAtRank(reinterpret_cast<const uint4*>(to) + 1, lane_, words[1]);
+    ArriveAtRank(&shared_->exchanged[stage], lane_);
+  }
+  WaitForRanks(&shared_->exchanged[stage], answered_.parity());
+  answered_.Next();
+  if (kGradient == LogitsGradient::kNone && rank_ != leader_) return RowStatistics();
+  const int block = lane_ % kLogitsParts;
+  LogitSums total;
+  if (block < parts_) total = shared_->blocks[stage][block];
+  total = CombineLanes<kAll, kLogitsParts>(total, factor);
+  if (owner >= 0) total.target = shared_->blocks[stage][owner].target;
+  const RowStatistics stats = StatisticsOfLogits<kAll>(total, factor, owner >= 0);
+  if (kGradient != LogitsGradient::kNone && lane_ == 0) {
+    shared_->answers[stage] =
+        SlopesOfLogits(program_.Coefficients(answered_row_, stats),
+                       LogitReference(total.max, factor), total.sum, factor * kLn2);
+    ArriveAt(&shared_->answered[stage]);
   }
   __syncwarp();
+  return stats;
 }
 
-// What the first warp makes of the blocks' sums, after the barrier.
 template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__device__ RowStatistics LogitsRows<T, Program, kAll, kGradient>::Total(int turn, float factor,
-                                                                        int owner,
-                                                                        LogitSums* total) const {
-  const int block = static_cast<int>(threadIdx.x) % kLogitsParts;
-  LogitSums sums;
-  if (block < parts_) {
-    if constexpr (kAll) {
-      sums = shared_->blocks[turn][block];
+__device__ void RunLogits(const LeanLogitsLaunch<Program>& launch, LogitsShared* shared,
+                          uint4* dynamic) {
+  constexpr bool kKnown = Program::kKnowsStatistics;
+  const Cluster cluster(kKnown ? 1 : launch.parts);
+  const int rank = kKnown ? static_cast<int>(blockIdx.x) % launch.parts : cluster.rank();
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < launch.stages; ++stage) {
+      InitBarrier(&shared->full[stage], 1);
+      InitBarrier(&shared->empty[stage], kLogitsWarps);
+      InitBarrier(&shared->summed[stage], kLogitsWarps);
+      InitBarrier(&shared->exchanged[stage], launch.parts);
+      InitBarrier(&shared->answered[stage], 1);
+    }
+    PublishBarriers();
+  }
+  cluster.Sync();
+  const int ahead = kGradient != LogitsGradient::kNone && !kKnown && launch.stages > 2 ? 1 : 0;
+  if (threadIdx.x >= kColumnThreads) {
+    LogitsControl<T, Program, kAll, kGradient>(launch, shared, dynamic, rank).Run(ahead);
+  } else {
+    LogitsColumns<T, kAll, kGradient> columns(shared, dynamic, launch.places, launch.stages);
+    columns.columns = static_cast<int>(launch.pass.head.valid_columns);
+    if constexpr (kKnown) {
+      columns.RunKnown();
     } else {
-      const auto two = *reinterpret_cast<const float2*>(&shared_->blocks[turn][block]);
-      sums.max = two.x;
-      sums.sum = two.y;
+      columns.Run(ahead);
     }
   }
-  *total = CombineLanes<kAll, kLogitsParts>(sums, factor);
-  total->target = owner < 0 ? 0.0f : shared_->blocks[turn][owner].target;
-  return StatisticsOfLogits<kAll>(*total, factor, owner >= 0);
+  // No block may end while another writes to its shared memory.
+  cluster.Sync();
 }
 
-template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__device__ void LogitsRows<T, Program, kAll, kGradient>::FinishPending() {
-  if (pending_.row < 0) return;
-  cluster_.Wait();
-  if (rank_ == pending_.leader && threadIdx.x < 32) {
-    LogitSums total;
-    const RowStatistics stats = Total(turn_ ^ 1, pending_.factor, pending_.owner, &total);
-    if (threadIdx.x == 0) WriteRow(program_, pending_.row, stats);
-  }
-  pending_.row = -1;
-}
-
-template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__device__ void LogitsRows<T, Program, kAll, kGradient>::WriteGradient(
-    const Place& now, const Slice& slice, const uint4* places, const LogitSlopes& slopes) const {
-  T* const row = static_cast<T*>(pass_.grad.data) + ByteOf(pass_.grad, now.row) / sizeof(T);
-  // Of the first place: a multiple of 16 bytes.
-  uint4* const to = reinterpret_cast<uint4*>(row - slice.shift) + first_;
-  const int first =
-      threadIdx.x + (static_cast<int>(threadIdx.x) < slice.begin ? kLogitsThreads : 0);
-  if (slopes.has_columns) {
-#pragma unroll 2
-    for (int k = first; k < slice.end; k += kLogitsThreads) {
-      float g[kVector];
-      Numbers::Unpack(places[k], g);
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) g[i] = SlopeOfLogit<kEntropy>(slopes, g[i], factor_);
-      __stcs(to + k, Numbers::Pack(g));
-    }
-  } else {
-    const uint4 fill = Numbers::Fill(0.0f - slopes.offset);
-#pragma unroll 1
-    for (int k = first; k < slice.end; k += kLogitsThreads) __stcs(to + k, fill);
-  }
-  const auto store = [&](int place, int begin, int end) {
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const float g = slopes.has_columns
-                          ? SlopeOfLogit<kEntropy>(slopes, Number(places, place, i), factor_)
-                          : 0.0f - slopes.offset;
-      reinterpret_cast<T*>(to + place)[i] = static_cast<T>(g);
-    }
-  };
-  ForEdge<true>(slice, store);
-  ForEdge<false>(slice, store);
-  const int target = now.target < 0 ? -1 : (now.target + slice.shift) / kVector - first_;
-  if (target < places_ && IsMine(target)) {
-    // After the whole place, by the same thread.
-    const float raw = Number(places, target, now.target - FirstColumn(slice, target));
-    row[now.target] = static_cast<T>(SlopeOfTarget<kEntropy>(slopes, raw, factor_));
-  }
-  if (columns_ < pass_.head.vocab) ClearColumns(now.row, columns_);
-}
-
-template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__device__ void LogitsRows<T, Program, kAll, kGradient>::RunRow(const Place& now,
-                                                                const Place& after) {
-  const HeadProblem& head = pass_.head;
-  const float slope =
-      head.logit_scale / (head.temperature_rows ? TemperatureOf(head, now.row) : head.temperature);
-  factor_ = slope * kLog2E;
-  const Slice slice = SliceOf(now.row);
-  const uint4* const places = Stage(turn_);
-  const int owner = now.target < 0 ? -1 : (now.target + slice.shift) / kVector / places_;
-  if constexpr (kKnown) {
-    if (threadIdx.x == 0) {
-      const RowStatistics stats = program_.KnownStatistics(now.row);
-      shared_->answers[turn_] =
-          SlopesOfLogits(CoefficientsOf(program_, now.row, stats),
-                         RoundedProduct(stats.max, kLog2E), stats.sum_exp, slope);
-    }
-    WaitForGroups<kLogitsStages - 1>();
-    __syncthreads();
-  } else {
-    WaitForGroups<kLogitsStages - 1>();
-    const LogitSums sums = AddUp(slice, places);
-    if (owner == rank_) {
-      const int place = (now.target + slice.shift) / kVector - first_;
-      if (IsMine(place)) {
-        shared_->target[turn_] = Number(places, place, now.target - FirstColumn(slice, place));
-      }
-    }
-    if (kGradient == LogitsGradient::kNone) Fetch(after, turn_);
-    Reduce(sums);
-  }
-  if constexpr (kGradient == LogitsGradient::kNone) {
-    cluster_.Arrive();
-    pending_ = {now.row, factor_, owner, leader_};
-  } else {
-    if constexpr (!kKnown) {
-      cluster_.Sync();
-      if (threadIdx.x < 32) {
-        LogitSums total;
-        const RowStatistics stats = Total(turn_, factor_, owner, &total);
-        if (threadIdx.x == 0) {
-          shared_->answers[turn_] =
-              SlopesOfLogits(CoefficientsOf(program_, now.row, stats),
-                             LogitReference(total.max, factor_), total.sum, slope);
-          if (rank_ == leader_) WriteRow(program_, now.row, stats);
-        }
-      }
-      __syncthreads();
-    }
-    WriteGradient(now, slice, places, shared_->answers[turn_]);
-    Fetch(after, turn_);
-  }
-}
+#endif
 
 }  // namespace lossd
 

@@ -18,6 +18,7 @@ inline std::vector<OptionCase> OnLogits(const std::vector<OptionCase>& cases) {
     if (c.added_inputs == "bias") continue;
     c.op = std::string(absl::StripPrefix(c.op, "Linear"));
     c.inputs = absl::StrReplaceAll(c.inputs, {{" bias", ""}});
+    c.seed += 1;  // inputs that show every option
     out.push_back(c);
   }
   return out;
