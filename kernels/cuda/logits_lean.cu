@@ -8,13 +8,19 @@
 namespace lossd {
 namespace {
 
-// Of a row's slice: two blocks share a multiprocessor of an H200 (228 KB) with three of them. Rows that need more still go faster than by
-// the row pass for everything.
-constexpr int64_t kComfortableBytes = 36 * 1024;
-constexpr int64_t kLargestBytes = 200 * 1024;
+// The statistics alone are fastest with three small blocks on a multiprocessor, in clusters of up to 8; with a gradient a large one that has
+// the next row added up in time counts for more. Measured at V 32000, 128256 and 256000 on an H200.
+constexpr int kSmallBlocks = 3;
+constexpr int kSmallStages = 2;
+constexpr int kSmallCluster = 8;
+constexpr int kLargeStages = 3;
+constexpr int64_t kReservedBytes = 1024;  // of shared memory, by the GPU, for each block
+
+template <LogitsGradient kGradient>
+inline constexpr int kLeastResident = kGradient == LogitsGradient::kNone ? kSmallBlocks : 2;
 
 template <class T, class Program, bool kAll, LogitsGradient kGradient>
-__global__ void __launch_bounds__(kLogitsThreads, 3)
+__global__ void __launch_bounds__(kLogitsThreads, kLeastResident<kGradient>)
     LogitsKernel(const __grid_constant__ LeanLogitsLaunch<Program> launch) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 dynamic[];
@@ -29,6 +35,7 @@ template <class T, class Program, bool kAll, LogitsGradient kGradient>
 struct Kernel {
   using Number = T;
   using ProgramType = Program;
+  static constexpr bool kHasGradient = kGradient != LogitsGradient::kNone;
   static constexpr auto kFunction = LogitsKernel<T, Program, kAll, kGradient>;
 };
 
@@ -88,7 +95,7 @@ bool IsAligned(const RowsView& view) {
   return true;
 }
 
-// The smallest number of blocks that are comfortable; where there is none, or the GPU refuses it, the next one that does.
+// The fewest blocks that hold the stages that are best; where there are none, or the GPU refuses them, as many as it takes.
 template <class K>
 cudaError_t Launch(const RowPass& pass, const typename K::ProgramType& program,
                    const LogitsGpu& gpu, cudaStream_t stream, int* parts) {
@@ -99,15 +106,26 @@ cudaError_t Launch(const RowPass& pass, const typename K::ProgramType& program,
   const int64_t before = IsAligned(pass.head.logits) ? 0 : kVector - 1;
   const int64_t places = (before + pass.head.vocab + kVector - 1) / kVector;
   const auto slice_bytes = [&](int64_t blocks) { return (places + blocks - 1) / blocks * 16; };
-  const int64_t limit =
-      std::min(kLargestBytes, gpu.shared_bytes - static_cast<int64_t>(sizeof(LogitsShared)) - 256);
   const int largest = std::min(gpu.largest_cluster, kLogitsParts);
-  int blocks = 1;
-  while (blocks < largest && slice_bytes(blocks) > kComfortableBytes) blocks *= 2;
+  const auto fewest = [&](int stages, int64_t room) {
+    int blocks = 1;
+    while (blocks < largest && slice_bytes(blocks) * stages > room) blocks *= 2;
+    return blocks;
+  };
+  const int64_t fixed = static_cast<int64_t>(sizeof(LogitsShared)) + 256;
+  const int64_t limit = gpu.shared_bytes - fixed;
+  const int64_t small = (gpu.shared_bytes + kReservedBytes) / kSmallBlocks - kReservedBytes - fixed;
+  int blocks = fewest(kLargeStages, limit);
+  int stages = kLargeStages;
+  if (const int more = fewest(kSmallStages, small);
+      !K::kHasGradient && more <= kSmallCluster && slice_bytes(more) * kSmallStages <= small) {
+    blocks = more;
+    stages = kSmallStages;
+  }
   for (; blocks > 0; blocks /= 2) {
     launch.parts = blocks;
     launch.places = static_cast<int32_t>(slice_bytes(blocks) / 16);
-    launch.stages = slice_bytes(blocks) * 3 <= limit ? 3 : 2;
+    launch.stages = slice_bytes(blocks) * stages <= limit ? stages : 2;
     const int64_t bytes = slice_bytes(blocks) * launch.stages;
     if (bytes > limit) break;
     bool taken = false;

@@ -333,12 +333,12 @@ __device__ void LogitsColumns<T, kAll, kGradient>::WriteGradient() const {
       Numbers::Unpack(places[k], g);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) g[i] = SlopeOfLogit<kEntropy>(slopes, g[i], factor);
-      __stcs(to + k, Numbers::Pack(g));
+      to[k] = Numbers::Pack(g);
     }
   } else {
     const uint4 fill = Numbers::Fill(0.0f - slopes.offset);
 #pragma unroll 1
-    for (int k = first; k < end; k += kColumnThreads) __stcs(to + k, fill);
+    for (int k = first; k < end; k += kColumnThreads) to[k] = fill;
   }
   const auto store = [&](int place, int begin, int stop) {
 #pragma unroll 1
@@ -514,7 +514,7 @@ __device__ void LogitsControl<T, Program, kAll, kGradient>::Clear(int64_t row, i
   for (int k = begin + lane_; k < end; k += 32) {
     const int column = (first + k) * kVector - shift;
     if (column >= from && column + kVector <= width) {
-      __stcs(reinterpret_cast<uint4*>(to + column), make_uint4(0, 0, 0, 0));
+      *reinterpret_cast<uint4*>(to + column) = make_uint4(0, 0, 0, 0);
       continue;
     }
 #pragma unroll 1
