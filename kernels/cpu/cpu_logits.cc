@@ -6,38 +6,39 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_head.h"
 #include "kernels/cpu/head_rows.h"
-#include "kernels/cpu/row_buffers.h"
+#include "kernels/cpu/logits_rows.h"
 
 namespace lossd {
-namespace {
 
-// class_weight of the columns held here, with zeros up to the next group.
-absl::StatusOr<float*> CopyColumnWeight(const HeadPass& pass, Arena& arena) {
-  const HeadProblem& head = pass.head;
-  RowBuffers buffer;
-  LOSSD_RETURN_IF_ERROR(buffer.Allocate(arena, 1, head.valid_columns, "class_weight"));
-  std::copy_n(pass.column_weight + head.vocab_start, head.valid_columns, buffer.Of(0));
-  return buffer.Of(0);
+absl::Status AllocateLogitsRows(const HeadPass& pass, Arena& arena, int threads, LogitsRows* rows) {
+  LOSSD_RETURN_IF_ERROR(rows->logits.Allocate(arena, threads, pass.head.vocab, "rows of logits"));
+  if (pass.column_weight == nullptr) return absl::OkStatus();
+  return rows->column_weight.Allocate(arena, 1, pass.head.valid_columns, "class_weight");
 }
 
-}  // namespace
+std::string DescribeLogits(const HeadPass& pass, int64_t count, const char* sweeps) {
+  return absl::StrCat("logits rows=", count, "/", pass.head.rows, " sweeps=", sweeps);
+}
 
 absl::Status CpuHead::RunLogits(const HeadPass& pass, std::string* plan_text) {
-  Arena& arena = device_.workspace();
   const HeadProblem& head = pass.head;
   const RowsView& gradient = pass.gradients.logits;
-  RowBuffers buffers;
+  LogitsRows buffers;
   LOSSD_RETURN_IF_ERROR(
-      buffers.Allocate(arena, device_.pool().threads(), head.vocab, "rows of logits"));
+      AllocateLogitsRows(pass, device_.workspace(), device_.pool().threads(), &buffers));
+  buffers.logits.Start();
   RowPass rows;
   rows.pass = &pass;
   rows.sweeps = &sweeps_;
   rows.gradients = gradient.present;
   if (pass.column_weight != nullptr) {
-    LOSSD_ASSIGN_OR_RETURN(rows.column_weight, CopyColumnWeight(pass, arena));
+    buffers.column_weight.Start();
+    rows.column_weight = buffers.column_weight.Of(0);
+    std::copy_n(pass.column_weight + head.vocab_start, head.valid_columns,
+                buffers.column_weight.Of(0));
   }
   device_.pool().For(head.rows, [&](int64_t row, int worker) {
-    float* values = buffers.Of(worker);
+    float* values = buffers.logits.Of(worker);
     bool live = false;
     if (pass.rows.counted[row] != 0) {
       LoadRow(head.logits, row, values);
@@ -47,8 +48,8 @@ absl::Status CpuHead::RunLogits(const HeadPass& pass, std::string* plan_text) {
     std::fill(values + (live ? head.valid_columns : 0), values + head.vocab, 0.0f);
     StoreRow(values, false, gradient, row);
   });
-  absl::StrAppend(plan_text, plan_text->empty() ? "" : "; ", "logits rows=", *pass.rows.count, "/",
-                  head.rows, " sweeps=", sweeps_.name);
+  absl::StrAppend(plan_text, plan_text->empty() ? "" : "; ",
+                  DescribeLogits(pass, *pass.rows.count, sweeps_.name));
   return absl::OkStatus();
 }
 

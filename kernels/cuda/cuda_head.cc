@@ -66,7 +66,6 @@ absl::Status CudaHead::RunStage(const Stage& stage, int64_t count) {
 }
 
 absl::Status CudaHead::RunHead(const HeadPass& pass, std::string* plan) {
-  if (pass.head.logits) return RunLogits(pass, *device_, machine_.largest_pair_cluster, plan);
   return RunHeadOn(machine_, pass, plan);
 }
 
@@ -76,6 +75,7 @@ absl::Status CudaHead::RunHeadTwice(const HeadPass& first, const std::vector<Sta
 }
 
 absl::Status RunHeadOn(const CudaMachine& machine, const HeadPass& pass, std::string* plan) {
+  if (pass.head.logits) return RunLogitsOn(machine, pass, plan);
   // The arrays of a pass are scratch of that pass: the next one may have them.
   Arena& arena = *machine.workspace;
   const uint64_t used = arena.used();

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/logits_lean.cuh"
 #include "kernels/cuda/logits_lean.h"
+#include "kernels/objectives/program_needs.h"
 
 namespace lossd {
 namespace {
@@ -35,7 +36,6 @@ template <class T, class Program, bool kAll, LogitsGradient kGradient>
 struct Kernel {
   using Number = T;
   using ProgramType = Program;
-  static constexpr bool kHasGradient = kGradient != LogitsGradient::kNone;
   static constexpr auto kFunction = LogitsKernel<T, Program, kAll, kGradient>;
 };
 
@@ -95,42 +95,59 @@ bool IsAligned(const RowsView& view) {
   return true;
 }
 
-// The fewest blocks that hold the stages that are best; where there are none, or the GPU refuses them, as many as it takes.
-template <class K>
-cudaError_t Launch(const RowPass& pass, const typename K::ProgramType& program,
-                   const LogitsGpu& gpu, cudaStream_t stream, int* parts) {
-  constexpr int64_t kVector = 16 / sizeof(typename K::Number);
-  LeanLogitsLaunch<typename K::ProgramType> launch;
-  launch.pass = pass;
-  launch.program = program;
-  const int64_t before = IsAligned(pass.head.logits) ? 0 : kVector - 1;
-  const int64_t places = (before + pass.head.vocab + kVector - 1) / kVector;
-  const auto slice_bytes = [&](int64_t blocks) { return (places + blocks - 1) / blocks * 16; };
+// Of 16 bytes, in a row.
+int64_t PlacesOf(const RowPass& pass) {
+  const int64_t vector = 16 / static_cast<int64_t>(SizeOf(pass.head.logits.dtype));
+  const int64_t before = IsAligned(pass.head.logits) ? 0 : vector - 1;
+  return (before + pass.head.vocab + vector - 1) / vector;
+}
+int64_t SlicePlaces(const RowPass& pass, int blocks) {
+  return (PlacesOf(pass) + blocks - 1) / blocks;
+}
+int64_t SliceBytes(const RowPass& pass, int blocks) { return 16 * SlicePlaces(pass, blocks); }
+
+constexpr int64_t kFixedBytes = static_cast<int64_t>(sizeof(LogitsShared)) + 256;
+
+// The fewest blocks that hold the stages that are best; as many as there can be where there are none, and then the stages that fit.
+LogitsShape FewestBlocks(const RowPass& pass, const LogitsGpu& gpu) {
   const int largest = std::min(gpu.largest_cluster, kLogitsParts);
   const auto fewest = [&](int stages, int64_t room) {
     int blocks = 1;
-    while (blocks < largest && slice_bytes(blocks) * stages > room) blocks *= 2;
+    while (blocks < largest && SliceBytes(pass, blocks) * stages > room) blocks *= 2;
     return blocks;
   };
-  const int64_t fixed = static_cast<int64_t>(sizeof(LogitsShared)) + 256;
-  const int64_t limit = gpu.shared_bytes - fixed;
-  const int64_t small = (gpu.shared_bytes + kReservedBytes) / kSmallBlocks - kReservedBytes - fixed;
-  int blocks = fewest(kLargeStages, limit);
-  int stages = kLargeStages;
-  if (const int more = fewest(kSmallStages, small);
-      !K::kHasGradient && more <= kSmallCluster && slice_bytes(more) * kSmallStages <= small) {
-    blocks = more;
-    stages = kSmallStages;
+  const int64_t limit = gpu.shared_bytes - kFixedBytes;
+  const int64_t small =
+      (gpu.shared_bytes + kReservedBytes) / kSmallBlocks - kReservedBytes - kFixedBytes;
+  if (pass.dz_mode == DzMode::kNone) {
+    const int blocks = fewest(kSmallStages, small);
+    if (blocks <= kSmallCluster && SliceBytes(pass, blocks) * kSmallStages <= small) {
+      return {blocks, kSmallStages};
+    }
   }
-  for (; blocks > 0; blocks /= 2) {
-    launch.parts = blocks;
-    launch.places = static_cast<int32_t>(slice_bytes(blocks) / 16);
-    launch.stages = slice_bytes(blocks) * stages <= limit ? stages : 2;
-    const int64_t bytes = slice_bytes(blocks) * launch.stages;
-    if (bytes > limit) break;
+  const int blocks = fewest(kLargeStages, limit);
+  for (int stages = kLargeStages; stages >= 2; --stages) {
+    if (SliceBytes(pass, blocks) * stages <= limit) return {blocks, stages};
+  }
+  return {};
+}
+
+template <class K>
+cudaError_t Launch(const RowPass& pass, const typename K::ProgramType& program,
+                   const LogitsGpu& gpu, cudaStream_t stream, LogitsShape* shape) {
+  LeanLogitsLaunch<typename K::ProgramType> launch;
+  launch.pass = pass;
+  launch.program = program;
+  for (; shape->parts > 0; shape->parts /= 2) {
+    launch.parts = shape->parts;
+    launch.places = static_cast<int32_t>(SlicePlaces(pass, shape->parts));
+    const auto bytes = [&] { return int64_t{16} * launch.places * shape->stages; };
+    while (shape->stages > 2 && bytes() > gpu.shared_bytes - kFixedBytes) --shape->stages;
+    if (bytes() > gpu.shared_bytes - kFixedBytes) shape->parts = 0;
+    if (shape->parts == 0) break;
+    launch.stages = shape->stages;
     bool taken = false;
-    const cudaError_t error = LaunchParts<K>(launch, bytes, stream, &taken);
-    if (taken) *parts = blocks;
+    const cudaError_t error = LaunchParts<K>(launch, bytes(), stream, &taken);
     if (error != cudaSuccess || taken) return error;
   }
   return cudaSuccess;
@@ -140,7 +157,7 @@ cudaError_t Launch(const RowPass& pass, const typename K::ProgramType& program,
 template <class T, class F>
 void ForKernels(const RowPass* pass, const CrossEntropyRows* rows, F f) {
   const bool gradient = pass != nullptr && pass->dz_mode != DzMode::kNone;
-  const bool all = rows != nullptr && rows->ReadsAllSums();
+  const bool all = rows != nullptr && StatisticsReadBy(*rows) != StatisticsRead::kExp;
   const auto wanted = [&](bool with_all, bool with_gradient) {
     return pass == nullptr || (all == with_all && gradient == with_gradient);
   };
@@ -151,7 +168,7 @@ void ForKernels(const RowPass* pass, const CrossEntropyRows* rows, F f) {
 }
 template <class T, class F>
 void ForKernels(const RowPass* pass, const LogprobRows* rows, F f) {
-  const bool all = rows != nullptr && rows->ReadsAllSums();
+  const bool all = rows != nullptr && StatisticsReadBy(*rows) != StatisticsRead::kExp;
   if (pass == nullptr || !all) f(Kernel<T, LogprobRows, false, LogitsGradient::kNone>());
   if (pass == nullptr || all) f(Kernel<T, LogprobRows, true, LogitsGradient::kNone>());
 }
@@ -164,10 +181,10 @@ void ForKernels(const RowPass* pass, const BackwardRows* rows, F f) {
 
 template <class Program>
 cudaError_t LaunchProgram(const RowPass& pass, const Program& program, const LogitsGpu& gpu,
-                          cudaStream_t stream, int* parts) {
+                          cudaStream_t stream, LogitsShape* shape) {
   cudaError_t error = cudaSuccess;
   const auto launch = [&](auto kernel) {
-    error = Launch<decltype(kernel)>(pass, program, gpu, stream, parts);
+    error = Launch<decltype(kernel)>(pass, program, gpu, stream, shape);
   };
   switch (pass.head.logits.dtype) {
     case DType::kF32:
@@ -203,6 +220,11 @@ bool LieAlike(const RowsView& grad, const RowsView& logits) {
   }
   return true;
 }
+
+template <class Program>
+constexpr bool kHasLean =
+    std::is_same_v<Program, CrossEntropyRows> || std::is_same_v<Program, LogprobRows> ||
+    std::is_same_v<Program, BackwardRows>;
 
 bool IsLean(const RowPass& pass) {
   const RowColumns& columns = pass.columns;
@@ -248,20 +270,28 @@ void PrepareProgram(int64_t shared_limit, cudaError_t* error) {
 
 }  // namespace
 
-cudaError_t LaunchLeanLogits(const RowPass& pass, const RowProgram& program, const LogitsGpu& gpu,
-                             cudaStream_t stream, int* parts) {
-  *parts = 0;
+LogitsShape ChooseLogitsShape(const RowPass& pass, const RowProgram& program,
+                              const LogitsGpu& gpu) {
   // Barriers in memory came with clusters.
-  if (pass.rows == 0 || gpu.largest_cluster == 1 || !IsLean(pass)) return cudaSuccess;
+  if (gpu.largest_cluster == 1 || !IsLean(pass)) return {};
+  const bool lean = std::visit(
+      [](const auto& rows) {
+        using Program = std::decay_t<decltype(rows)>;
+        if constexpr (kHasLean<Program>) return IsLean(rows);
+        return false;
+      },
+      program);
+  return lean ? FewestBlocks(pass, gpu) : LogitsShape{};
+}
+
+cudaError_t LaunchLeanLogits(const RowPass& pass, const RowProgram& program, const LogitsGpu& gpu,
+                             cudaStream_t stream, LogitsShape* shape) {
+  if (pass.rows == 0 || shape->parts == 0) return cudaSuccess;
   return std::visit(
       [&](const auto& rows) {
         using Program = std::decay_t<decltype(rows)>;
-        if constexpr (std::is_same_v<Program, CrossEntropyRows> ||
-                      std::is_same_v<Program, LogprobRows> ||
-                      std::is_same_v<Program, BackwardRows>) {
-          if (IsLean(rows)) return LaunchProgram(pass, rows, gpu, stream, parts);
-        }
-        return cudaSuccess;
+        if constexpr (kHasLean<Program>) return LaunchProgram(pass, rows, gpu, stream, shape);
+        return cudaErrorInvalidValue;
       },
       program);
 }

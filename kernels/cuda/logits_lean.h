@@ -17,10 +17,18 @@ struct LogitsGpu {
   int64_t shared_bytes = 0;  // that a block may have
 };
 
-// Enqueues a row pass of the common case. *parts is the number of blocks of a row; 0, and nothing happened, if the pass is not of the
-// common case, which depends on the request and the GPU alone.
+struct LogitsShape {
+  int parts = 0;   // blocks of a row; 0: the pass is not of the common case
+  int stages = 0;  // rows of which a block has its slice in shared memory
+};
+
+// Depends on the request and the GPU alone.
+LogitsShape ChooseLogitsShape(const RowPass& pass, const RowProgram& program, const LogitsGpu& gpu);
+
+// Enqueues a row pass of such a shape; shape->parts becomes less where the GPU refuses so many, and 0, with nothing enqueued, where it
+// refuses any.
 cudaError_t LaunchLeanLogits(const RowPass& pass, const RowProgram& program, const LogitsGpu& gpu,
-                             cudaStream_t stream, int* parts);
+                             cudaStream_t stream, LogitsShape* shape);
 
 // Load the kernels and raise their limits.
 cudaError_t PrepareLeanLogitsKernels(int64_t shared_limit);

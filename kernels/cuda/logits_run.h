@@ -5,15 +5,13 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_machine.h"
 #include "kernels/linear/head_backend.h"
 
 namespace lossd {
 
-// Enqueues everything: no products, no workspace. `largest_cluster`: blocks, 1 where there are no clusters. Appends to `plan`.
-// With batch_invariant the row pass is that of the head, on the same logits with the same bits.
-absl::Status RunLogits(const HeadPass& pass, CudaDevice& device, int largest_cluster,
-                       std::string* plan);
+// Enqueues everything: no products, no workspace. Appends to `plan`.
+absl::Status RunLogitsOn(const CudaMachine& machine, const HeadPass& pass, std::string* plan);
 
 }  // namespace lossd
 

@@ -177,9 +177,6 @@ struct CrossEntropyRows {
     WriteOutputs(row, stats, MakeInput(row, stats));
   }
 
-  // Whether more is read than max, sum_exp and target_d.
-  bool ReadsAllSums() const { return entropy || argmax || metrics || smoothing != 0; }
-
  private:
   LOSSD_HD RowCoefficients CoefficientsOf(int64_t row, const CrossEntropyInput<float>& in) const {
     const double upstream = d_loss ? d_loss.F32(per_row_upstream ? row : 0) : 1.0;

@@ -70,11 +70,6 @@ struct LogprobRows {
     degenerate[row] = IsDegenerate(stats) ? 1 : 0;
   }
 
-  // Whether more is read than max, sum_exp and target_d.
-  bool ReadsAllSums() const {
-    return entropy || lse2 || log_sum_p2 || argmax || correct || mean_logit || vocab_stats;
-  }
-
  private:
   // A shard whose columns are all -infinity says nothing yet about the whole row.
   LOSSD_HD bool IsDegenerate(const RowStatistics& stats) const {
