@@ -151,6 +151,7 @@ void PrintTensors(const std::vector<const FieldDescriptor*>& fields, v1::Role ro
     const auto add = [&](const std::string& more) { note += (note.empty() ? "" : " ") + more; };
     if (rule.required()) add("Required.");
     if (rule.differentiable()) add("Has a gradient.");
+    if (rule.has_takes()) add("May take the memory of donated `" + rule.takes() + "`.");
     if (rule.has_mode()) add("Overwritten or added to by `" + rule.mode() + "`.");
     if (rule.has_min_element()) add("Elements >= " + Number(rule.min_element()) + ".");
     if (rule.finite()) add("Finite.");

@@ -82,10 +82,13 @@ void Call::StartFirst() {
 
 absl::Status Call::AdmitAll() {
   LOSSD_RETURN_IF_ERROR(CheckStillWanted());
+  LOSSD_RETURN_IF_ERROR(CheckDonated(*request_, *context_.registry));
+  const std::vector<std::string> donated(request_->donate().begin(), request_->donate().end());
   const CallRegions regions(session_ == nullptr ? nullptr : &session_->regions());
   ops_.reserve(request_->ops_size());
   for (int i = 0; i < request_->ops_size(); ++i) {
-    absl::StatusOr<AdmittedOp> admitted = Admit(*context_.registry, request_->ops(i), regions);
+    absl::StatusOr<AdmittedOp> admitted =
+        Admit(*context_.registry, request_->ops(i), regions, donated);
     if (!admitted.ok()) {
       if (session_ == nullptr && absl::IsUnauthenticated(admitted.status())) {
         return ReasonError(

@@ -87,6 +87,8 @@ class Call final : public Work, public std::enable_shared_from_this<Call> {
 
 // What the envelope alone can tell. Errors: INVALID_ARGUMENT, UNIMPLEMENTED, each with the field.
 absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool is_host);
+// Whether what is donated is an input of one of the operations, and one whose memory an output can take. The same errors.
+absl::Status CheckDonated(const v1::RunRequest& request, const Registry& registry);
 
 }  // namespace lossd
 

@@ -73,6 +73,25 @@ absl::Status CheckCompletion(const v1::RunRequest& request, bool is_host) {
 
 }  // namespace
 
+absl::Status CheckDonated(const v1::RunRequest& request, const Registry& registry) {
+  for (const std::string& name : request.donate()) {
+    bool is_input = false;
+    bool can_donate = false;
+    for (const v1::Op& op : request.ops()) {
+      const google::protobuf::Message* message = nullptr;
+      LOSSD_ASSIGN_OR_RETURN(const Op* known, registry.Select(op, &message));
+      const FieldRule* rule = known->schema().Find(name);
+      is_input = is_input || (rule != nullptr && rule->is_input());
+      can_donate = can_donate || known->schema().CanDonate(name);
+    }
+    if (!is_input) return FieldError("donate", "names of inputs of the request's operations", name);
+    if (!can_donate) {
+      return UnimplementedError("donate", "names of inputs whose memory an output can take", name);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool is_host) {
   LOSSD_RETURN_IF_ERROR(CheckKnown(request, ""));
   if (request.ops_size() == 0 || request.ops_size() > kMaxOps) {
@@ -90,9 +109,6 @@ absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool
   // Also when it is NaN.
   if (!(request.gradient_filter() >= 0 && request.gradient_filter() < 1)) {
     return FieldError("gradient_filter", "in [0, 1)", absl::StrCat(request.gradient_filter()));
-  }
-  if (request.donate_size() > 0) {
-    return UnimplementedError("donate", "empty in this build", request.donate(0));
   }
   return CheckCompletion(request, is_host);
 }

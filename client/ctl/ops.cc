@@ -126,6 +126,7 @@ void ShowPart(const Descriptor* message, const char* title, bool tensors, v1::Ro
     if (rule.finite()) must_be += ", finite";
     if (rule.has_min_element()) absl::StrAppend(&must_be, ", at least ", rule.min_element());
     if (rule.has_mode()) absl::StrAppend(&must_be, ", see ", rule.mode());
+    if (rule.has_takes()) absl::StrAppend(&must_be, ", may take donated ", rule.takes());
     if (rule.differentiable()) absl::StrAppend(&must_be, ", has a gradient");
     rows += Row(field->name(), must_be,
                 role == v1::OUTPUT ? ""

@@ -96,6 +96,20 @@ absl::Status CheckInline(const FieldRule& rule, const v1::Tensor& tensor, uint64
   return absl::OkStatus();
 }
 
+// Whether the output lies on the input element by element.
+bool IsSameMemory(const TensorView& output, const TensorView& input) {
+  return output.data == input.data && output.dtype == input.dtype && output.rank == input.rank &&
+         std::equal(output.shape, output.shape + output.rank, input.shape) &&
+         std::equal(output.strides, output.strides + output.rank, input.strides);
+}
+
+// Whether the call gives the output the memory of `input`.
+bool IsTaken(const BoundTensor& output, const BoundTensor& input,
+             const std::vector<std::string>& donated) {
+  return input.rule->is_input() && output.rule->tensor.takes() == input.rule->name &&
+         std::find(donated.begin(), donated.end(), input.rule->name) != donated.end();
+}
+
 absl::Status CheckOverlap(const std::vector<BoundTensor>& tensors,
                           const std::vector<std::string>& donated) {
   for (const BoundTensor& output : tensors) {
@@ -109,11 +123,16 @@ absl::Status CheckOverlap(const std::vector<BoundTensor>& tensors,
       if (&other == &output || other.in_message || other.bytes == 0) continue;
       const auto* other_begin = static_cast<const std::byte*>(other.view.data);
       if (begin >= other_begin + other.bytes || other_begin >= begin + output.bytes) continue;
-      const bool given =
-          std::find(donated.begin(), donated.end(), other.rule->name) != donated.end();
-      if (given && begin == other_begin && output.bytes == other.bytes) continue;
-      return FieldError(output.rule->name, "apart from every other tensor of the call",
-                        absl::StrCat("overlapping ", other.rule->name));
+      if (!IsTaken(output, other, donated)) {
+        return FieldError(output.rule->name, "apart from every other tensor of the call",
+                          absl::StrCat("overlapping ", other.rule->name));
+      }
+      if (!IsSameMemory(output.view, other.view)) {
+        return FieldError(output.rule->name,
+                          absl::StrCat("of type, shape, strides and place of the donated ",
+                                       other.rule->name, ", or apart from it"),
+                          "overlapping it otherwise");
+      }
     }
   }
   return absl::OkStatus();

@@ -50,7 +50,7 @@ class Binding {
  public:
   // Errors: INVALID_ARGUMENT (range, alignment, inline size, overlap of an output with any other tensor),
   // NOT_FOUND (region), PERMISSION_DENIED (output in a read-only region); each names the field.
-  // An output may equal an input to the byte only if that input's name is in `donated`.
+  // An output may lie over the input that its rule takes, element on element, if that input's name is in `donated`.
   static absl::StatusOr<Binding> Create(const OpSchema& schema,
                                         const google::protobuf::Message& request,
                                         const RegionResolver& regions,

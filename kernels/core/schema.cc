@@ -406,6 +406,11 @@ absl::StatusOr<OpSchema> OpSchema::Create(const Descriptor* message) {
     if (rule.tensor.has_mode() && schema.Find(rule.tensor.mode()) == nullptr) {
       return absl::InternalError(absl::StrCat(rule.name, ": no option ", rule.tensor.mode()));
     }
+    if (!rule.tensor.has_takes()) continue;
+    const FieldRule* input = schema.Find(rule.tensor.takes());
+    if (!rule.is_output() || input == nullptr || !input->is_input()) {
+      return absl::InternalError(absl::StrCat(rule.name, ": no input ", rule.tensor.takes()));
+    }
   }
   return schema;
 }
@@ -415,6 +420,13 @@ const FieldRule* OpSchema::Find(absl::string_view name) const {
     if (rule.name == name) return &rule;
   }
   return nullptr;
+}
+
+bool OpSchema::CanDonate(absl::string_view input) const {
+  for (const FieldRule& rule : fields_) {
+    if (rule.tensor.has_takes() && rule.tensor.takes() == input) return true;
+  }
+  return false;
 }
 
 absl::StatusOr<Dims> OpSchema::Check(const Message& request) const {

@@ -74,6 +74,8 @@ class OpSchema {
   const std::vector<FieldRule>& fields() const { return fields_; }
   // nullptr if there is none of that name.
   const FieldRule* Find(absl::string_view name) const;
+  // Whether an output may take the memory of this input.
+  bool CanDonate(absl::string_view input) const;
 
   // What the descriptor alone can tell: no unknown field or enum value, required fields, dtypes, ranks, equal dimensions,
   // no overflow, strides, finite reals within bounds, nothing that is unimplemented. Returns the dimensions.

@@ -45,6 +45,11 @@ absl::Status CpuHead::RunHead(const HeadPass& pass, std::string* plan_text) {
   if (pass.record->code != 0) return absl::OkStatus();
   Arena& arena = device_.workspace();
   const uint64_t mark = arena.used();
+  if (pass.head.logits) {
+    const absl::Status status = RunLogits(pass, plan_text);
+    arena.ReleaseTo(mark);
+    return status;
+  }
   const int64_t count = *pass.rows.count;
   LOSSD_ASSIGN_OR_RETURN(const HeadPlan plan,
                          PlanHead(pass, count, device_.pool().threads(), arena.available()));

@@ -23,6 +23,8 @@ class CpuHead final : public HeadBackend {
   absl::Status RunPair(const PairPass& pass, std::string* plan) override;
 
  private:
+  // cpu_logits.cc
+  absl::Status RunLogits(const HeadPass& pass, std::string* plan_text);
   // cpu_pair.cc
   absl::Status RunPairOfHead(const PairPass& pass, std::string* plan_text);
   absl::Status RunPairOfValues(const PairPass& pass, std::string* plan_text);

@@ -5,6 +5,7 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/head_plan.h"
 #include "kernels/cpu/head_sweep.h"
+#include "kernels/cpu/logits_rows.h"
 #include "kernels/cpu/pair_heads.h"
 
 namespace lossd {
@@ -66,6 +67,7 @@ CpuPlanner::CpuPlanner(const DeviceDescription& device)
     : Planner(device, device.workspace_bytes), sweeps_(SelectSweeps()) {}
 
 absl::Status CpuPlanner::RunHead(const HeadPass& pass, std::string*) {
+  if (pass.head.logits) return RunLogits(pass);
   const uint64_t mark = arena().used();
   const int64_t rows = CountOf(pass.rows, pass.head);
   LOSSD_ASSIGN_OR_RETURN(const HeadPlan plan, PlanHead(pass, rows, threads(), arena().available()));
@@ -76,6 +78,18 @@ absl::Status CpuPlanner::RunHead(const HeadPass& pass, std::string*) {
   planned.cost = CostOf(pass, plan, rows);
   if (again_) planned.reasons.push_back(kLogitsAgain);
   Explain(pass, plan, rows, &planned);
+  Add(std::move(planned), mark);
+  arena().ReleaseTo(mark);
+  return absl::OkStatus();
+}
+
+absl::Status CpuPlanner::RunLogits(const HeadPass& pass) {
+  const uint64_t mark = arena().used();
+  LogitsRows rows;
+  LOSSD_RETURN_IF_ERROR(AllocateLogitsRows(pass, arena(), threads(), &rows));
+  PlannedPass planned;
+  planned.plan = DescribeLogits(pass, CountOf(pass.rows, pass.head), sweeps_.name);
+  planned.ways.push_back(kOnePassOverLogits);
   Add(std::move(planned), mark);
   arena().ReleaseTo(mark);
   return absl::OkStatus();

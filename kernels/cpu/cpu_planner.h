@@ -22,6 +22,7 @@ class CpuPlanner final : public Planner {
 
  private:
   int threads() { return device().description().threads; }
+  absl::Status RunLogits(const HeadPass& pass);
   absl::Status RunPairOfHead(const PairPass& pass);
   absl::Status RunPairOfValues(const PairPass& pass);
 

@@ -1,15 +1,10 @@
 #include "kernels/cpu/pair_heads.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status_macros.h"
-#include "kernels/cpu/sweeps.h"
 
 namespace lossd {
 namespace {
-
-int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 HeadPass MakePass(const PairPass& pass, const PairSide& side) {
   HeadPass out;
@@ -21,15 +16,6 @@ HeadPass MakePass(const PairPass& pass, const PairSide& side) {
 }
 
 }  // namespace
-
-absl::Status RowBuffers::Allocate(Arena& arena, int threads, int64_t width, const char* what) {
-  threads_ = threads;
-  stride_ = RoundUp(std::max<int64_t>(width, 1), kColumnGroup);
-  LOSSD_ASSIGN_OR_RETURN(data_, arena.AllocateArray<float>(threads * stride_, what));
-  return absl::OkStatus();
-}
-
-void RowBuffers::Start() { std::fill(data_, data_ + threads_ * stride_, 0.0f); }
 
 absl::Status AllocateValueRows(const PairPass& pass, Arena& arena, int threads,
                                RowBuffers* students, RowBuffers* teachers) {

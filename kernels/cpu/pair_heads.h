@@ -8,22 +8,10 @@
 #include "absl/status/status.h"
 #include "kernels/cpu/head_plan.h"
 #include "kernels/cpu/head_sweep.h"
+#include "kernels/cpu/row_buffers.h"
 #include "kernels/linear/head_backend.h"
 
 namespace lossd {
-
-// A row of a tensor as fp32 for each thread, with zeros up to the next group of columns.
-class RowBuffers {
- public:
-  absl::Status Allocate(Arena& arena, int threads, int64_t width, const char* what);
-  void Start();
-  float* Of(int worker) const { return data_ + worker * stride_; }
-
- private:
-  float* data_ = nullptr;
-  int threads_ = 0;
-  int64_t stride_ = 0;
-};
 
 // The rows of a pair of tensors.
 absl::Status AllocateValueRows(const PairPass& pass, Arena& arena, int threads,

@@ -28,6 +28,18 @@ class Cluster {
     __syncthreads();
   }
 
+  // The barrier in two parts, for work between them that reads nothing of other blocks. Of one block it is none.
+  __device__ void Arrive() const {
+#if __CUDA_ARCH__ >= 900
+    if (size_ > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+  }
+  __device__ void Wait() const {
+#if __CUDA_ARCH__ >= 900
+    if (size_ > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+  }
+
   // The same object in the shared memory of another block.
   template <class T>
   __device__ T* Of(T* mine, int rank) const {

@@ -9,6 +9,8 @@
 #include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/head_run.h"
 #include "kernels/cuda/listed_product.h"
+#include "kernels/cuda/logits_lean.h"
+#include "kernels/cuda/logits_run.h"
 #include "kernels/cuda/loss_kernels.h"
 #include "kernels/cuda/pair_kernels.h"
 #include "kernels/cuda/row_kernels.h"
@@ -38,6 +40,8 @@ absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
   LOSSD_RETURN_IF_CUDA_ERROR(
       PrepareLossKernels(facts.has_clusters(), device->processors(), &head->loss_limits_),
       "load the kernels of losses");
+  LOSSD_RETURN_IF_CUDA_ERROR(PrepareLeanLogitsKernels(facts.shared_bytes_per_block),
+                             "load the row kernels of logits");
   head->machine_ = {facts, &device->workspace(), LargestPairCluster(facts.has_clusters()), device,
                     &head->products_};
   return head;
@@ -82,6 +86,7 @@ absl::Status CudaHead::RunHeadTwice(const HeadPass& first, const std::vector<Sta
 }
 
 absl::Status RunHeadOn(const CudaMachine& machine, const HeadPass& pass, std::string* plan) {
+  if (pass.head.logits) return RunLogitsOn(machine, pass, plan);
   // The arrays of a pass are scratch of that pass: the next one may have them.
   Arena& arena = *machine.workspace;
   const uint64_t used = arena.used();

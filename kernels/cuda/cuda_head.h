@@ -37,6 +37,7 @@ class CudaHead final : public HeadBackend {
   // One launch.
   absl::Status RunLoss(LossRun& run) override;
   // See head_run.h. Does not wait.
+  // See head_run.h and logits_run.h. Does not wait.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
   // One product where the workspace holds all logits.
   absl::Status RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,

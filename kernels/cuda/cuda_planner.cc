@@ -39,7 +39,12 @@ void CudaPlanner::Add(const HeadRun& run) { Planner::Add(run.Explain(), mark_); 
 
 absl::Status CudaPlanner::RunHead(const HeadPass& pass, std::string* plan) {
   mark_ = arena().used();
-  return RunHeadOn(machine_, pass, plan);
+  if (!pass.head.logits) return RunHeadOn(machine_, pass, plan);
+  PlannedPass planned;
+  planned.ways.push_back(kOnePassOverLogits);
+  LOSSD_RETURN_IF_ERROR(RunHeadOn(machine_, pass, &planned.plan));
+  Planner::Add(std::move(planned), mark_);
+  return absl::OkStatus();
 }
 
 absl::Status CudaPlanner::RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,

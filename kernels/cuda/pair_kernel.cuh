@@ -464,8 +464,7 @@ template <PairMode kMode>
 __device__ void* PairBlock<kMode>::Destination(DType* dtype) const {
   if (in_.grad) {
     *dtype = in_.grad.dtype;
-    return static_cast<char*>(in_.grad.data) +
-           in_.grad.Offset(row_) * static_cast<int64_t>(SizeOf(*dtype));
+    return RowAddress(in_.grad, row_);
   }
   switch (in_.dz_mode) {
     case DzMode::kF32:
@@ -497,24 +496,8 @@ __device__ void PairBlock<kMode>::Store(int j, const float* g) const {
   DType dtype;
   void* to = Destination(&dtype);
   if (to == nullptr) return;
-  const bool whole =
-      j + 4 <= in_.written && reinterpret_cast<uintptr_t>(to) % (4 * SizeOf(dtype)) == 0;
-  if (!whole) {
-    for (int i = 0; i < 4 && j + i < in_.written; ++i) StoreReal(to, dtype, j + i, g[i] * scale_);
-    return;
-  }
-  if (dtype == DType::kF32) {
-    __stcs(reinterpret_cast<float4*>(static_cast<float*>(to) + j),
-           make_float4(g[0], g[1], g[2], g[3]));
-  } else if (dtype == DType::kBF16) {
-    __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(g[0], g[1]), __floats2bfloat162_rn(g[2], g[3])};
-    __stcs(reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(to) + j),
-           *reinterpret_cast<uint2*>(pair));
-  } else {
-    __half2 pair[2] = {__floats2half2_rn(g[0] * scale_, g[1] * scale_),
-                       __floats2half2_rn(g[2] * scale_, g[3] * scale_)};
-    __stcs(reinterpret_cast<uint2*>(static_cast<__half*>(to) + j), *reinterpret_cast<uint2*>(pair));
-  }
+  const float scaled[4] = {g[0] * scale_, g[1] * scale_, g[2] * scale_, g[3] * scale_};
+  StoreFour(to, dtype, in_.written, j, scaled);
 }
 
 template <PairMode kMode>

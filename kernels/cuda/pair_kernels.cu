@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/ordered_key.cuh"
 #include "kernels/cuda/pair_kernel.cuh"
 #include "kernels/cuda/pair_kernels.h"
 #include "kernels/cuda/pair_lean.h"
@@ -79,12 +80,6 @@ cudaError_t Prepare(int64_t shared_limit) {
       static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
 }
 
-// Order-preserving bits of a number; both zeros are one.
-__device__ uint32_t KeyOf(float z) {
-  const uint32_t bits = __float_as_uint(z + 0.0f);
-  return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
-}
-
 // One block for each row: the K-th largest key digit by digit, from the top; then the entries.
 __global__ void __launch_bounds__(kPairThreads)
     OverlapKernel(const __grid_constant__ PairLaunch launch,
@@ -100,14 +95,14 @@ __global__ void __launch_bounds__(kPairThreads)
   const int width = static_cast<int>(launch.topk_ids.width);
   const PairColumns student(launch.student, false, nullptr, 0, r, row,
                             1.0f / launch.program.Temperature(row));
-  const auto key = [&](int j) { return KeyOf(student.transform()(student.Raw(j))); };
-  const uint32_t lowest = KeyOf(-INFINITY);
+  const auto key = [&](int j) { return OrderedKey(student.transform()(student.Raw(j))); };
+  const uint32_t lowest = OrderedKey(-INFINITY);
   bool bad = false;
   bool some = false;
   for (int j = threadIdx.x; j < columns; j += kPairThreads) {
     const float z = student.transform()(student.Raw(j));
     bad = bad || !(z < INFINITY);
-    some = some || KeyOf(z) > lowest;
+    some = some || OrderedKey(z) > lowest;
   }
   const bool degenerate = __syncthreads_or(bad) || !__syncthreads_or(some);
   if (degenerate || width == 0) {

@@ -8,9 +8,13 @@
 #include <climits>
 #include <cstdint>
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/real.cuh"
 #include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/row_values.cuh"
+#include "kernels/objectives/exp2.h"
 
 namespace lossd {
 
@@ -20,35 +24,16 @@ inline constexpr int kRowWarps = kRowThreads / 32;
 inline constexpr int kRowLoads = 8;
 // exp of it is 0, and 0 times it is 0: stands for -infinity where both are multiplied.
 inline constexpr float kLowest = -200.0f;
-inline constexpr float kLog2E = 1.4426950408889634f;
 
-__device__ __forceinline__ float Exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
+// kEverything: a tile with all options. kLean: a tile in the common case alone, for which IsLean stands, with registers for nothing else.
+// kCallers: the caller's logits with all options; slices in shared memory are fp32, too.
+enum class RowMode { kEverything, kLean, kCallers };
 
 struct RowLaunch {
   RowPass pass;
   RowShape shape;
   bool all_sums = true;  // false: the program reads max, sum_exp and target_d alone
 };
-
-// Copies that go from global to shared memory past the registers.
-__device__ __forceinline__ void FetchVector(float* to, const float* from) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ __forceinline__ void WaitForFetches() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-// A NaN wins, unlike fmaxf: a row of NaN and -infinity is not one of -infinity.
-__device__ __forceinline__ float MaxOrNan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-}
 
 // Sums of some columns, relative to a maximum: a warp's own at first, so that no warp waits for another's, then the block's and the row's.
 struct RowSums {
@@ -154,8 +139,8 @@ struct LogitTransform {
   }
 };
 
-// A block's part of one row. kLean: the common case alone, for which IsLean stands, with registers for nothing else.
-template <bool kLean>
+// A block's part of one row.
+template <RowMode kMode>
 class RowBlock {
  public:
   __device__ RowBlock(const RowLaunch& launch, float* dynamic, int rank, int64_t r, int64_t row)
@@ -165,8 +150,9 @@ class RowBlock {
         source_(launch.pass.logits + r * launch.pass.logits_stride),
         row_(row) {
     const HeadProblem& head = pass_.head;
+    if constexpr (kCallers) reader_ = RowReader(head.logits, row);
     const int slice = static_cast<int>(launch.shape.slice);
-    const int padded = static_cast<int>((head.vocab + 63) / 64 * 64);
+    const int padded = static_cast<int>(kCallers ? head.vocab : (head.vocab + 63) / 64 * 64);
     begin_ = rank * slice;
     end_ = max(begin_, min(begin_ + slice, static_cast<int>(head.valid_columns)));
     written_end_ = max(begin_, min(begin_ + slice, padded));
@@ -188,6 +174,7 @@ class RowBlock {
 
   // Raw logits of four columns, with bias. Columns from end_ on hold anything.
   __device__ float4 LoadVector(int j) const {
+    if constexpr (kCallers) return on_chip_ ? reader_.Load<true>(j) : reader_.Load<false>(j);
     float4 v = __ldcs(reinterpret_cast<const float4*>(source_ + j));
     if (HasBias()) AddBias(j, &v);
     return v;
@@ -197,12 +184,18 @@ class RowBlock {
   }
   __device__ float Raw(int j) const {
     if (OnChip()) return buffer_[j - begin_];
+    if constexpr (kCallers) return reader_.Raw(j);
     return source_[j] + (HasBias() ? Bias(j) : 0.0f);
   }
 
   // Starts to copy the slice of a row to shared memory. A thread copies the vectors that it reads in every later sweep.
   __device__ void Fetch() const {
-    if (OnChip()) FetchRow(source_);
+    if (!OnChip()) return;
+    if constexpr (kCallers) {
+      LoadSlice();
+    } else {
+      FetchRow(source_);
+    }
   }
   __device__ void FetchRow(const float* row) const {
     for (int j = FirstColumn(); j < end_; j += kStep) FetchVector(buffer_ + (j - begin_), row + j);
@@ -231,12 +224,14 @@ class RowBlock {
   }
 
  protected:
+  static constexpr bool kLean = kMode == RowMode::kLean;
+  static constexpr bool kCallers = kMode == RowMode::kCallers;
   static constexpr int kStep = 4 * kRowThreads;
   // What lies between a raw logit and z: nothing, factors, perhaps a cap.
   enum class Slope { kOne, kAny, kCap };
 
   __device__ bool OnChip() const { return kLean || on_chip_; }
-  __device__ bool HasBias() const { return !kLean && pass_.head.bias; }
+  __device__ bool HasBias() const { return kMode == RowMode::kEverything && pass_.head.bias; }
   __device__ bool HasCap() const { return !kLean && transform_.cap > 0; }
   __device__ float ToZ(float raw) const {
     return HasCap() ? transform_.template Apply<true>(raw) : transform_.template Apply<false>(raw);
@@ -298,6 +293,23 @@ class RowBlock {
       }
     }
     return Largest(maxima);
+  }
+
+  // The caller's numbers as fp32.
+  __device__ void LoadSlice() const {
+    for (int j0 = FirstColumn(); j0 < end_; j0 += kStep * kRowLoads) {
+      float4 v[kRowLoads];
+#pragma unroll
+      for (int u = 0; u < kRowLoads; ++u) {
+        const int j = j0 + u * kStep;
+        if (j < end_) v[u] = LoadVector(j);
+      }
+#pragma unroll
+      for (int u = 0; u < kRowLoads; ++u) {
+        const int j = j0 + u * kStep;
+        if (j < end_) *reinterpret_cast<float4*>(buffer_ + (j - begin_)) = v[u];
+      }
+    }
   }
 
   template <Slope kSlope>
@@ -373,15 +385,18 @@ class RowBlock {
   int begin_, end_, written_end_;
   int target_;
   LogitTransform transform_;
+  RowReader reader_;  // kCallers
 };
 
 // The gradient of one row's columns.
-template <bool kLean>
-class RowGradient : public RowBlock<kLean> {
-  using Block = RowBlock<kLean>;
+template <RowMode kMode>
+class RowGradient : public RowBlock<kMode> {
+  using Block = RowBlock<kMode>;
   using Block::begin_;
   using Block::buffer_;
   using Block::end_;
+  using Block::kCallers;
+  using Block::kLean;
   using Block::pass_;
   using Block::row_;
   using Block::target_;
@@ -440,6 +455,24 @@ class RowGradient : public RowBlock<kLean> {
 
   // Writes all columns, then the special ones. All threads of the block must call.
   __device__ float Run(void* dz_row, float scale, float target_raw) {
+    if constexpr (kCallers) {
+      WriteCallers(dz_row);
+      return WriteEntries(dz_row, 1, target_raw);
+    } else {
+      return RunTile(dz_row, scale, target_raw);
+    }
+  }
+
+ private:
+  __device__ void WriteCallers(void* row) {
+    const DType dtype = pass_.grad.dtype;
+    const auto store = [&](int j, const float* g) {
+      StoreFour(row, dtype, static_cast<int>(pass_.head.vocab), j, g);
+    };
+    dtype == DType::kF32 ? Sweep<true>(store) : Sweep<false>(store);
+  }
+
+  __device__ float RunTile(void* dz_row, float scale, float target_raw) {
     float largest = 0;
     switch (kLean ? DzMode::kBF16 : pass_.dz_mode) {
       case DzMode::kF32:
@@ -472,6 +505,12 @@ class RowGradient : public RowBlock<kLean> {
       case DzMode::kNone:
         return 0;
     }
+    return fmaxf(largest, WriteEntries(dz_row, scale, target_raw));
+  }
+
+  // The target's and the ids'. The largest of them.
+  __device__ float WriteEntries(void* dz_row, float scale, float target_raw) {
+    float largest = 0;
     __syncthreads();
     const bool has_ids = !kLean && pass_.columns.d_ids_logprob.present;
     if (threadIdx.x == 0 && this->Owns(target_) && (answer_.coefficients.a != 0 || has_ids)) {
@@ -492,9 +531,8 @@ class RowGradient : public RowBlock<kLean> {
     return largest;
   }
 
- private:
   __device__ float Plain(float raw) const {
-    return plain_factor_ * Exp2(__fmaf_rn(raw, plain_slope_, plain_offset_));
+    return plain_factor_ * FastExp2(__fmaf_rn(raw, plain_slope_, plain_offset_));
   }
   __device__ float Scaled(float g, float raw) const {
     return g == 0 ? 0.0f : g * transform_.Derivative(raw);
@@ -529,6 +567,10 @@ class RowGradient : public RowBlock<kLean> {
 
   __device__ float Put(void* dz_row, float scale, int j, float raw) const {
     const float g = Entry(raw, j);
+    if constexpr (kCallers) {
+      StoreReal(dz_row, pass_.grad.dtype, j, g);
+      return 0;
+    }
     if (!kLean && pass_.dz_mode == DzMode::kF32) {
       StoreReal(dz_row, DType::kF32, j, g);
     } else if (kLean || pass_.dz_mode == DzMode::kBF16) {

@@ -95,7 +95,8 @@ __device__ RowStatistics MakeStatistics(const RowPass& pass, const RowSums& sums
 }
 
 // log p of the row's ids and of its largest logits.
-__device__ void WriteColumns(const RowPass& pass, const RowBlock<false>& block,
+template <RowMode kMode>
+__device__ void WriteColumns(const RowPass& pass, const RowBlock<kMode>& block,
                              const RowAnswer& answer, int64_t row, int rank) {
   const RowColumns& columns = pass.columns;
   if (columns.ids_logprob) {
@@ -126,7 +127,9 @@ __device__ void WriteColumns(const RowPass& pass, const RowBlock<false>& block,
   }
 }
 
+template <RowMode kMode>
 __device__ void* DzRow(const RowPass& pass, int64_t r) {
+  if constexpr (kMode == RowMode::kCallers) return RowAddress(pass.grad, r);
   const int64_t width = pass.dz_mode == DzMode::kF32 ? 4 : 2;
   return static_cast<char*>(pass.dz) + r * pass.dz_stride * width;
 }
@@ -135,12 +138,30 @@ __device__ bool WritesDz(const RowPass& pass) {
   return pass.dz_mode != DzMode::kNone && pass.dz_mode != DzMode::kMeasure;
 }
 
+// Number of the row in the call; -1: none, or one that does not count.
+template <RowMode kMode>
+__device__ int64_t RowNumber(const RowPass& pass, int64_t r) {
+  if constexpr (kMode == RowMode::kCallers) return pass.counted[r] != 0 ? r : -1;
+  return pass.index[r];
+}
+
 // dz = 0 for a row that is none, by all blocks of its cluster.
+template <RowMode kMode>
 __device__ void ClearRow(const RowPass& pass, int64_t r, const Cluster& cluster) {
   if (!WritesDz(pass)) return;
+  if constexpr (kMode == RowMode::kCallers) {
+    const float zeros[4] = {};
+    void* const row = RowAddress(pass.grad, r);
+    const int width = static_cast<int>(pass.head.vocab);
+    for (int j = 4 * (cluster.rank() * kRowThreads + static_cast<int>(threadIdx.x)); j < width;
+         j += 4 * kRowThreads * cluster.size()) {
+      StoreFour(row, pass.grad.dtype, width, j, zeros);
+    }
+    return;
+  }
   const int64_t columns = (pass.head.vocab + 63) / 64 * 64;
   const int64_t words = columns / (pass.dz_mode == DzMode::kF32 ? 1 : 2);
-  uint32_t* out = static_cast<uint32_t*>(DzRow(pass, r));
+  uint32_t* out = static_cast<uint32_t*>(DzRow<kMode>(pass, r));
   for (int64_t i = cluster.rank() * kRowThreads + threadIdx.x; i < words;
        i += int64_t{kRowThreads} * cluster.size()) {
     out[i] = 0;
@@ -159,7 +180,7 @@ __device__ bool IsLive(const RowPass& pass, const RowCoefficients& coefficients,
 }
 
 // What the leader's thread makes of a row's statistics.
-template <class Program, bool kLean>
+template <class Program, RowMode kMode>
 __device__ RowAnswer MakeAnswer(const RowPass& pass, const Program& program,
                                 const RowStatistics& stats, bool leader, int64_t r, int64_t row) {
   RowAnswer answer;
@@ -170,19 +191,19 @@ __device__ RowAnswer MakeAnswer(const RowPass& pass, const Program& program,
   answer.degenerate = stats.degenerate;
   if (!leader) return answer;
   if (pass.live != nullptr) pass.live[r] = IsLive(pass, answer.coefficients, row) ? 1 : 0;
-  if (!kLean && pass.dz_mode == DzMode::kMeasure) {
+  if (kMode == RowMode::kEverything && pass.dz_mode == DzMode::kMeasure) {
     pass.stored[row] = {answer.coefficients, stats.max, stats.sum_exp};
   }
   return answer;
 }
 
 // A row whose statistics are known: each block asks the program itself, whose Row writes nothing then, while its slice is on the way.
-template <class Program, bool kLean>
+template <class Program, RowMode kMode>
 __device__ void AnswerKnownRow(const RowLaunch& launch, const Program& program,
-                               const Cluster& cluster, RowBlock<kLean>* block, RowShared* shared,
+                               const Cluster& cluster, RowBlock<kMode>* block, RowShared* shared,
                                int turn, int64_t r, int64_t row) {
   if (threadIdx.x == 0) {
-    shared->answer = MakeAnswer<Program, kLean>(launch.pass, program, program.KnownStatistics(row),
+    shared->answer = MakeAnswer<Program, kMode>(launch.pass, program, program.KnownStatistics(row),
                                                 cluster.rank() == 0, r, row);
   }
   block->Load(false);
@@ -193,9 +214,9 @@ __device__ void AnswerKnownRow(const RowLaunch& launch, const Program& program,
 
 // Statistics, then the coefficients, in `shared->answer` of all blocks. With `alone` the row ends here: only the leader knows, and `next`, a
 // row's logits or null, is fetched as soon as the last sweep has read the slice.
-template <class Program, bool kLean>
+template <class Program, RowMode kMode>
 __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const Cluster& cluster,
-                          RowBlock<kLean>* block, RowShared* shared, int turn, int64_t r,
+                          RowBlock<kMode>* block, RowShared* shared, int turn, int64_t r,
                           int64_t row, bool alone, const float* next) {
   const RowPass& pass = launch.pass;
   const bool leader = cluster.rank() == 0 && threadIdx.x == 0;
@@ -203,7 +224,7 @@ __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const
   if (block->IsMine(block->target())) shared->target_raw[turn] = block->Raw(block->target());
   const RowSums mine = block->Sum(warp_max, launch.all_sums);
   if (alone && next != nullptr) block->FetchRow(next);
-  const RowSums sums = RowTotal<!kLean>(cluster, shared, turn, mine);
+  const RowSums sums = RowTotal<kMode != RowMode::kLean>(cluster, shared, turn, mine);
   if (leader) {
     const bool owns_target = block->target() >= 0;
     float target_z = 0;
@@ -212,7 +233,7 @@ __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const
       target_z = block->transform()(*cluster.Of(&shared->target_raw[turn], owner));
     }
     const RowStatistics stats = MakeStatistics(pass, sums, owns_target, target_z);
-    const RowAnswer answer = MakeAnswer<Program, kLean>(pass, program, stats, true, r, row);
+    const RowAnswer answer = MakeAnswer<Program, kMode>(pass, program, stats, true, r, row);
     if (alone) return;
     for (int b = 0; b < cluster.size(); ++b) *cluster.Of(&shared->answer, b) = answer;
   }
@@ -221,9 +242,11 @@ __device__ void AnswerRow(const RowLaunch& launch, const Program& program, const
 
 // A cluster takes rows r, r + clusters, ... What a block leaves in its `shared` for the leader it writes again two rows later: the barrier of
 // the row between tells that it has been read.
-template <class Program, bool kLean>
+template <class Program, RowMode kMode>
 __global__ void __launch_bounds__(kRowThreads, 3)
     RowKernel(const __grid_constant__ RowLaunch launch, const __grid_constant__ Program program) {
+  constexpr bool kLean = kMode == RowMode::kLean;
+  constexpr bool kCallers = kMode == RowMode::kCallers;
   extern __shared__ float4 dynamic[];
   __shared__ RowShared shared;
   const RowPass& pass = launch.pass;
@@ -238,27 +261,28 @@ __global__ void __launch_bounds__(kRowThreads, 3)
   bool fetched = false;
   int turn = 0;
   for (int64_t r = blockIdx.x / launch.shape.cluster; r < pass.rows; r += clusters) {
-    const int64_t row = pass.index[r];
+    const int64_t row = RowNumber<kMode>(pass, r);
+    if (kCallers && stopped) return;
     if (row < 0 || stopped) {
       if (fetched) WaitForFetches();
       fetched = false;
-      ClearRow(pass, r, cluster);
+      ClearRow<kMode>(pass, r, cluster);
       if (pass.live != nullptr && cluster.rank() == 0 && threadIdx.x == 0) pass.live[r] = 0;
       continue;
     }
     turn ^= 1;
-    RowBlock<kLean> block(launch, buffer, cluster.rank(), r, row);
+    RowBlock<kMode> block(launch, buffer, cluster.rank(), r, row);
     if (!fetched) {
       // The row before has been read by all threads.
       __syncthreads();
       block.Fetch();
     }
-    const bool more = on_chip && r + clusters < pass.rows;
+    const bool more = !kCallers && on_chip && r + clusters < pass.rows;
     const float* const next_row = pass.logits + (r + clusters) * pass.logits_stride;
     if constexpr (Program::kKnowsStatistics) {
-      AnswerKnownRow<Program, kLean>(launch, program, cluster, &block, &shared, turn, r, row);
+      AnswerKnownRow<Program, kMode>(launch, program, cluster, &block, &shared, turn, r, row);
     } else {
-      AnswerRow<Program, kLean>(launch, program, cluster, &block, &shared, turn, r, row, alone,
+      AnswerRow<Program, kMode>(launch, program, cluster, &block, &shared, turn, r, row, alone,
                                 more ? next_row : nullptr);
     }
     if (alone && !Program::kKnowsStatistics) {
@@ -285,11 +309,12 @@ __global__ void __launch_bounds__(kRowThreads, 3)
       }
     }
     __syncthreads();
-    const float scale = !kLean && pass.dz_mode == DzMode::kF16 ? *pass.dz_scale : 1.0f;
-    const float largest = RowGradient<kLean>(block, answer, next)
-                              .Run(kLean || WritesDz(pass) ? DzRow(pass, r) : nullptr, scale,
+    const bool scaled = kMode == RowMode::kEverything && pass.dz_mode == DzMode::kF16;
+    const float scale = scaled ? *pass.dz_scale : 1.0f;
+    const float largest = RowGradient<kMode>(block, answer, next)
+                              .Run(kLean || WritesDz(pass) ? DzRow<kMode>(pass, r) : nullptr, scale,
                                    shared.target_raw[turn]);
-    if (kLean || pass.dz_mode != DzMode::kMeasure) continue;
+    if (kMode != RowMode::kEverything || pass.dz_mode != DzMode::kMeasure) continue;
     const float warp_largest = WarpMax(largest);
     if (threadIdx.x % 32 == 0) atomicMax(pass.dz_max, __float_as_uint(warp_largest));
   }
@@ -320,7 +345,13 @@ template <class Program>
 constexpr bool kHasLean =
     !std::is_same_v<Program, BackwardRows> && !std::is_same_v<Program, StoredRows>;
 
-template <bool kLean, class Program>
+// Programs of operations on the caller's logits.
+template <class Program>
+constexpr bool kTakesLogits =
+    std::is_same_v<Program, CrossEntropyRows> || std::is_same_v<Program, LogprobRows> ||
+    std::is_same_v<Program, BackwardRows>;
+
+template <RowMode kMode, class Program>
 cudaError_t LaunchKernel(const RowPass& pass, const Program& program, const RowShape& shape,
                          cudaStream_t stream) {
   if (pass.rows == 0) return cudaSuccess;
@@ -340,13 +371,13 @@ cudaError_t LaunchKernel(const RowPass& pass, const Program& program, const RowS
     // As many clusters as run at once: each fetches its next row while it writes the present one.
     int resident = 0;
     const cudaError_t error =
-        cudaOccupancyMaxActiveClusters(&resident, RowKernel<Program, kLean>, &config);
+        cudaOccupancyMaxActiveClusters(&resident, RowKernel<Program, kMode>, &config);
     if (error != cudaSuccess) return error;
     if (resident > 0 && resident < pass.rows) {
       config.gridDim = dim3(static_cast<unsigned>(resident * shape.cluster));
     }
   }
-  return cudaLaunchKernelEx(&config, RowKernel<Program, kLean>,
+  return cudaLaunchKernelEx(&config, RowKernel<Program, kMode>,
                             RowLaunch{pass, shape, ReadsAllSums(program)}, program);
 }
 
@@ -354,33 +385,39 @@ template <class Program>
 cudaError_t Launch(const RowPass& pass, const Program& program, const RowShape& shape,
                    cudaStream_t stream) {
   if constexpr (kHasLean<Program>) {
-    if (IsLean(pass, program, shape)) return LaunchKernel<true>(pass, program, shape, stream);
+    if (IsLean(pass, program, shape)) {
+      return LaunchKernel<RowMode::kLean>(pass, program, shape, stream);
+    }
   }
-  return LaunchKernel<false>(pass, program, shape, stream);
+  return LaunchKernel<RowMode::kEverything>(pass, program, shape, stream);
 }
 
-template <class Program, bool kLean>
+template <class Program, RowMode kMode>
 cudaError_t PrepareKernel(int64_t shared_limit) {
   cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, RowKernel<Program, kLean>);
+  cudaError_t error = cudaFuncGetAttributes(&attributes, RowKernel<Program, kMode>);
   if (error != cudaSuccess) return error;
   // As many blocks on a multiprocessor as its shared memory has slices.
-  error = cudaFuncSetAttribute(RowKernel<Program, kLean>,
+  error = cudaFuncSetAttribute(RowKernel<Program, kMode>,
                                cudaFuncAttributePreferredSharedMemoryCarveout,
                                cudaSharedmemCarveoutMaxShared);
   if (error != cudaSuccess) return error;
   return cudaFuncSetAttribute(
-      RowKernel<Program, kLean>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      RowKernel<Program, kMode>, cudaFuncAttributeMaxDynamicSharedMemorySize,
       static_cast<int>(shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
 }
 
 template <class Program>
 cudaError_t Prepare(int64_t shared_limit) {
   if constexpr (kHasLean<Program>) {
-    const cudaError_t error = PrepareKernel<Program, true>(shared_limit);
+    const cudaError_t error = PrepareKernel<Program, RowMode::kLean>(shared_limit);
     if (error != cudaSuccess) return error;
   }
-  return PrepareKernel<Program, false>(shared_limit);
+  if constexpr (kTakesLogits<Program>) {
+    const cudaError_t error = PrepareKernel<Program, RowMode::kCallers>(shared_limit);
+    if (error != cudaSuccess) return error;
+  }
+  return PrepareKernel<Program, RowMode::kEverything>(shared_limit);
 }
 
 template <class... Programs>
@@ -416,6 +453,20 @@ RowShape ChooseRowShape(int64_t vocab, bool cluster_support, int64_t shared_limi
 cudaError_t LaunchRowPass(const RowPass& pass, const RowProgram& program, const RowShape& shape,
                           cudaStream_t stream) {
   return std::visit([&](const auto& rows) { return Launch(pass, rows, shape, stream); }, program);
+}
+
+cudaError_t LaunchCallersRowPass(const RowPass& pass, const RowProgram& program,
+                                 const RowShape& shape, cudaStream_t stream) {
+  return std::visit(
+      [&](const auto& rows) {
+        using Program = std::decay_t<decltype(rows)>;
+        if constexpr (kTakesLogits<Program>) {
+          return LaunchKernel<RowMode::kCallers>(pass, rows, shape, stream);
+        } else {
+          return cudaErrorInvalidValue;
+        }
+      },
+      program);
 }
 
 cudaError_t LaunchStoredRowPass(const RowPass& pass, const StoredRows& program,

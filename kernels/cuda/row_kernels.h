@@ -40,6 +40,8 @@ struct StoredRows {
   }
 };
 
+// Of a head with logits a row is the caller's own: row r is number r of the call, `counted` says whether it counts, and the gradient goes
+// to `grad`, zeros from valid_columns on and for rows that do not count; dz_mode says its type. There is no tile, index, live or scale.
 struct RowPass {
   HeadProblem head;
   RowColumns columns;
@@ -57,6 +59,8 @@ struct RowPass {
   uint32_t* dz_max = nullptr;            // [1], kMeasure: bits of the largest |dz|
   StoredRow* stored = nullptr;           // [N], kMeasure
   const ResultRecord* record = nullptr;  // dz is 0 and nothing else is written if its code is not 0
+  const uint8_t* counted = nullptr;      // [rows]
+  RowsView grad;  // [rows, V] model dtype, may be absent; perhaps the logits' own memory
 };
 
 // How a row is spread over blocks; depends on V and the GPU alone, so that a row's sums have one order.
@@ -73,6 +77,9 @@ RowShape ChooseRowShape(int64_t vocab, bool cluster_support, int64_t shared_limi
 // Enqueue. The program is RowProgram's alternative, or StoredRows for the second pass.
 cudaError_t LaunchRowPass(const RowPass& pass, const RowProgram& program, const RowShape& shape,
                           cudaStream_t stream);
+// Of a head with logits.
+cudaError_t LaunchCallersRowPass(const RowPass& pass, const RowProgram& program,
+                                 const RowShape& shape, cudaStream_t stream);
 cudaError_t LaunchStoredRowPass(const RowPass& pass, const StoredRows& program,
                                 const RowShape& shape, cudaStream_t stream);
 

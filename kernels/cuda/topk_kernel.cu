@@ -2,8 +2,10 @@
 // fewer; the reads after the first mostly hit the L2 cache.
 #include <climits>
 
+#include "kernels/cuda/ordered_key.cuh"
 #include "kernels/cuda/real.cuh"
 #include "kernels/cuda/row_kernels.h"
+#include "kernels/cuda/row_values.cuh"
 
 namespace lossd {
 namespace {
@@ -11,25 +13,20 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kMaxTopK = 1024;
 
-// Rises with the number; +0 and -0 are one.
-__device__ uint32_t OrderedKey(float z) {
-  const uint32_t bits = __float_as_uint(z + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ float FromKey(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
-
+// kCallers: of the caller's logits, in their own type.
+template <bool kCallers>
 class Row {
  public:
   __device__ Row(const RowPass& pass, int64_t r, int64_t row)
       : head_(pass.head),
-        logits_(pass.logits + r * pass.logits_stride),
+        logits_(kCallers ? RowAddress(pass.head.logits, row)
+                         : pass.logits + r * pass.logits_stride),
         inverse_temperature_(1.0f / pass.head.Temperature(row)) {}
   __device__ int size() const { return static_cast<int>(head_.valid_columns); }
   __device__ uint32_t Key(int j) const {
-    float raw = logits_[j];
-    if (head_.bias)
+    float raw =
+        kCallers ? LoadReal(logits_, head_.logits.dtype, j) : static_cast<const float*>(logits_)[j];
+    if (!kCallers && head_.bias)
       raw += LoadReal(head_.bias.data, head_.bias.dtype, j * head_.bias.lead_strides[0]);
     // As in the row pass, operation by operation.
     float s = __fmul_rn(head_.logit_scale, raw);
@@ -39,12 +36,13 @@ class Row {
 
  private:
   const HeadProblem& head_;
-  const float* logits_;
+  const void* logits_;
   float inverse_temperature_;
 };
 
 // The k-th largest key, and how many keys are larger.
-__device__ uint32_t SelectKey(const Row& row, int k, int* histogram, int* larger) {
+template <bool kCallers>
+__device__ uint32_t SelectKey(const Row<kCallers>& row, int k, int* histogram, int* larger) {
   __shared__ uint32_t prefix;
   __shared__ int above;
   if (threadIdx.x == 0) {
@@ -72,7 +70,9 @@ __device__ uint32_t SelectKey(const Row& row, int k, int* histogram, int* larger
 }
 
 // Appends the first `wanted` columns whose key is `key`, by rising column.
-__device__ void CollectEqual(const Row& row, uint32_t key, int first, int wanted, uint64_t* found) {
+template <bool kCallers>
+__device__ void CollectEqual(const Row<kCallers>& row, uint32_t key, int first, int wanted,
+                             uint64_t* found) {
   __shared__ int warp_counts[kThreads / 32];
   int taken = 0;
   for (int j0 = 0; j0 < row.size() && taken < wanted; j0 += kThreads) {
@@ -117,14 +117,15 @@ __device__ void Sort(uint64_t* values, int size) {
   __syncthreads();
 }
 
+template <bool kCallers>
 __global__ void __launch_bounds__(kThreads) TopKKernel(const __grid_constant__ RowPass pass) {
   __shared__ int histogram[256];
   __shared__ uint64_t found[kMaxTopK];
   __shared__ int place;
   const int64_t r = blockIdx.x;
-  const int64_t number = pass.index[r];
+  const int64_t number = kCallers ? (pass.counted[r] != 0 ? r : -1) : pass.index[r];
   if (number < 0 || pass.record->code != 0) return;
-  const Row row(pass, r, number);
+  const Row<kCallers> row(pass, r, number);
   const int k = static_cast<int>(pass.columns.topk_ids ? pass.columns.topk_ids.width
                                                        : pass.columns.topk_logprob.width);
   int size = 1;
@@ -160,13 +161,19 @@ __global__ void __launch_bounds__(kThreads) TopKKernel(const __grid_constant__ R
 
 cudaError_t LaunchTopK(const RowPass& pass, cudaStream_t stream) {
   if (pass.rows == 0) return cudaSuccess;
-  TopKKernel<<<static_cast<unsigned>(pass.rows), kThreads, 0, stream>>>(pass);
+  const auto blocks = static_cast<unsigned>(pass.rows);
+  if (pass.head.logits) {
+    TopKKernel<true><<<blocks, kThreads, 0, stream>>>(pass);
+  } else {
+    TopKKernel<false><<<blocks, kThreads, 0, stream>>>(pass);
+  }
   return cudaGetLastError();
 }
 
 cudaError_t PrepareTopKKernel() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, TopKKernel);
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, TopKKernel<true>);
+  return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, TopKKernel<false>) : error;
 }
 
 }  // namespace lossd

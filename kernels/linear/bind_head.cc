@@ -20,13 +20,27 @@ int64_t ValidVocab(const v1::HeadOptions& head, const Dims& dims) {
   return head.valid_vocab() > 0 ? head.valid_vocab() : VocabTotal(head, dims);
 }
 
-absl::Status CheckVocabulary(const v1::HeadOptions& head, const Dims& dims, ShardUse shard) {
+// What holds the vocabulary: weight by its rows, or logits by their columns.
+struct Holder {
+  const char* field;
+  const char* part;    // "row"
+  const char* extent;  // "the rows of weight"
+};
+constexpr Holder kWeight = {"weight", "row", "the rows of weight"};
+constexpr Holder kLogits = {"logits", "column", "the columns of logits"};
+
+absl::Status CheckVocabulary(const Holder& holder, const v1::HeadOptions& head, const Dims& dims,
+                             ShardUse shard) {
   const int64_t held = dims["V"];
   const int64_t total = VocabTotal(head, dims);
-  if (held < 1) return FieldError("weight", "of at least 1 row", "empty");
-  if (held > kMaxVocab) return FieldError("weight", "of at most 2^24 rows", absl::StrCat(held));
+  if (held < 1)
+    return FieldError(holder.field, absl::StrCat("of at least 1 ", holder.part), "empty");
+  if (held > kMaxVocab) {
+    return FieldError(holder.field, absl::StrCat("of at most 2^24 ", holder.part, "s"),
+                      absl::StrCat(held));
+  }
   if (total < held) {
-    return FieldError("vocab_total", absl::StrCat("0 or at least ", held, ", the rows of weight"),
+    return FieldError("vocab_total", absl::StrCat("0 or at least ", held, ", ", holder.extent),
                       absl::StrCat(total));
   }
   if (head.vocab_start() > total - held) {
@@ -39,7 +53,7 @@ absl::Status CheckVocabulary(const v1::HeadOptions& head, const Dims& dims, Shar
   }
   if (total > held && shard == ShardUse::kRefused) {
     return FieldError("vocab_total",
-                      absl::StrCat(held, ", the rows of weight, where there is no group"),
+                      absl::StrCat(held, ", ", holder.extent, ", where there is no group"),
                       absl::StrCat(total));
   }
   return absl::OkStatus();
@@ -70,21 +84,50 @@ absl::Status CheckTemperature(const v1::HeadOptions& head) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status CheckHead(const v1::LinearInput& linear, const v1::HeadOptions& head, const Dims& dims,
-                       ShardUse shard) {
-  if (dims["H"] < 1) return FieldError("hidden", "of at least 1 column", "of none");
+// `rows`: the field that has them.
+absl::Status CheckOptions(const char* rows, const Holder& holder, const v1::HeadOptions& head,
+                          const Dims& dims, ShardUse shard) {
   // Row numbers are 32 bits wide in the kernels.
   if (dims["N"] > std::numeric_limits<int32_t>::max()) {
-    return UnimplementedError("hidden", "of less than 2^31 rows", absl::StrCat(dims["N"]));
+    return UnimplementedError(rows, "of less than 2^31 rows", absl::StrCat(dims["N"]));
   }
-  LOSSD_RETURN_IF_ERROR(CheckVocabulary(head, dims, shard));
+  LOSSD_RETURN_IF_ERROR(CheckVocabulary(holder, head, dims, shard));
   LOSSD_RETURN_IF_ERROR(CheckTemperature(head));
   if (!head.has_target() && head.ignore_index() != v1::HeadOptions().ignore_index()) {
     return FieldError("ignore_index", "absent without target", absl::StrCat(head.ignore_index()));
   }
   return absl::OkStatus();
+}
+
+HeadProblem BindOptions(const v1::HeadOptions& head, const Dims& dims, const Binding& binding) {
+  HeadProblem problem;
+  problem.rows = dims["N"];
+  problem.vocab = dims["V"];
+  problem.vocab_start = head.vocab_start();
+  problem.vocab_total = VocabTotal(head, dims);
+  problem.valid_vocab = ValidVocab(head, dims);
+  problem.valid_columns =
+      std::clamp<int64_t>(problem.valid_vocab - problem.vocab_start, 0, problem.vocab);
+  problem.target = BindColumn(head.target(), binding);
+  problem.mask = BindColumn(head.mask(), binding);
+  problem.temperature_rows = BindColumn(head.temperature_rows(), binding);
+  problem.ignore_index = head.ignore_index();
+  problem.logit_scale = static_cast<float>(head.logit_scale());
+  problem.softcap = static_cast<float>(head.softcap());
+  problem.temperature = static_cast<float>(head.temperature());
+  return problem;
+}
+
+}  // namespace
+
+absl::Status CheckHead(const v1::LinearInput& linear, const v1::HeadOptions& head, const Dims& dims,
+                       ShardUse shard) {
+  if (dims["H"] < 1) return FieldError("hidden", "of at least 1 column", "of none");
+  return CheckOptions("hidden", kWeight, head, dims, shard);
+}
+
+absl::Status CheckLogitsHead(const v1::HeadOptions& head, const Dims& dims, ShardUse shard) {
+  return CheckOptions("logits", kLogits, head, dims, shard);
 }
 
 bool IsShard(const v1::HeadOptions& head, const Dims& dims) {
@@ -113,25 +156,18 @@ bool WantsGradients(const v1::LinearGradients& gradients) {
 
 HeadProblem BindHead(const v1::LinearInput& linear, const v1::HeadOptions& head, const Dims& dims,
                      const Binding& binding) {
-  HeadProblem problem;
-  problem.rows = dims["N"];
+  HeadProblem problem = BindOptions(head, dims, binding);
   problem.hidden_size = dims["H"];
-  problem.vocab = dims["V"];
-  problem.vocab_start = head.vocab_start();
-  problem.vocab_total = VocabTotal(head, dims);
-  problem.valid_vocab = ValidVocab(head, dims);
-  problem.valid_columns =
-      std::clamp<int64_t>(problem.valid_vocab - problem.vocab_start, 0, problem.vocab);
   problem.hidden = BindMatrix(linear.hidden(), binding);
   problem.weight = BindMatrix(linear.weight(), binding);
   problem.bias = BindColumn(linear.bias(), binding);
-  problem.target = BindColumn(head.target(), binding);
-  problem.mask = BindColumn(head.mask(), binding);
-  problem.temperature_rows = BindColumn(head.temperature_rows(), binding);
-  problem.ignore_index = head.ignore_index();
-  problem.logit_scale = static_cast<float>(head.logit_scale());
-  problem.softcap = static_cast<float>(head.softcap());
-  problem.temperature = static_cast<float>(head.temperature());
+  return problem;
+}
+
+HeadProblem BindLogitsHead(const v1::Tensor& logits, const v1::HeadOptions& head, const Dims& dims,
+                           const Binding& binding) {
+  HeadProblem problem = BindOptions(head, dims, binding);
+  problem.logits = BindMatrix(logits, binding);
   return problem;
 }
 

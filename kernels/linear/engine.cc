@@ -106,7 +106,8 @@ absl::Status HeadEngine::AddFills(RowStart* start) const {
   fill.rows = head_.rows;
   for (const BoundTensor& bound : call_->binding->tensors()) {
     const FieldRule& rule = *bound.rule;
-    if (!rule.is_output() || rule.dims[0] != "N") continue;
+    // The sweep itself writes every row of grad_logits.
+    if (!rule.is_output() || rule.dims[0] != "N" || rule.name == "grad_logits") continue;
     const Fill value = rule.name == "vocab_stats"    ? Fill::kVocabStats
                        : rule.tensor.units() == "id" ? Fill::kMinusOne
                                                      : Fill::kZero;

@@ -22,6 +22,7 @@ struct HeadProblem {
   RowsView hidden;            // [N, H] model dtype
   RowsView weight;            // [V, H] model dtype
   RowsView bias;              // [V] model dtype, may be absent
+  RowsView logits;            // [N, V] model dtype, in place of the three above
   RowsView target;            // [N] i32 or i64, may be absent
   RowsView mask;              // [N] u8, may be absent
   RowsView temperature_rows;  // [N] f32, may be absent
@@ -57,15 +58,17 @@ struct RowSet {
 
 enum class GradMode : int32_t { kOverwrite, kAccumulate };
 
-// Destinations of the products; absent views are not computed.
+// Destinations of the products, or of dz itself; absent views are not computed.
 struct HeadGradients {
   RowsView hidden;  // [N, H]
   RowsView weight;  // [V, H]
   RowsView bias;    // [V]
+  // [N, V] model dtype, of a problem with logits, on which it may lie element by element.
+  RowsView logits;
   GradMode weight_mode = GradMode::kOverwrite;
   GradMode bias_mode = GradMode::kOverwrite;
 
-  bool any() const { return hidden || weight || bias; }
+  bool any() const { return hidden || weight || bias || logits; }
 };
 
 // Outputs and inputs that speak of single columns. Absent views cost nothing.

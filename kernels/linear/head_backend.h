@@ -22,6 +22,8 @@ namespace lossd {
 // Rows that do not count have been filled: no output of theirs is touched, gradients.hidden included. Weight and bias gradients are
 // written for all rows of weight, also if no row counts. A row whose coefficients and d_ids_logprob are all 0 must not reach the
 // products (0 times a NaN is not 0); neither must columns from valid_columns on.
+// Of a problem with logits each row is read once, in its own type, and gradients.logits is written: dz, and zeros from valid_columns on and
+// for rows that do not count, which nobody else has filled.
 struct HeadPass {
   HeadProblem head;
   RowSet rows;
@@ -55,7 +57,7 @@ class HeadBackend {
   virtual absl::Status RunLoss(LossRun& run);
 
   // Errors: RESOURCE_EXHAUSTED if the workspace does not hold a chunk of the smallest size.
-  // Appends to `plan` how it was done: "chunks=2x4096 ...".
+  // Appends to `plan` how it was done: "chunks=2x4096 ...", "logits ...".
   virtual absl::Status RunHead(const HeadPass& pass, std::string* plan) = 0;
 
   // For objectives that need the statistics of all rows before the gradient of any: the sweep `first` (without gradients), the stages,

@@ -51,6 +51,9 @@ struct Explanation {
 inline constexpr char kLogitsAgain[] =
     "the gradient of a row needs statistics of all rows: the logits are multiplied again";
 
+// How a sweep over the caller's logits is done.
+inline constexpr char kOnePassOverLogits[] = "one pass over the rows of logits: no products";
+
 // Every row counts. Used for one call.
 class Planner : public HeadBackend {
  public:

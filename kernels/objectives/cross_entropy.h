@@ -164,6 +164,49 @@ struct CrossEntropyRows {
   LOSSD_HD RowStatistics KnownStatistics(int64_t) const { return RowStatistics(); }
 
   LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
+    const CrossEntropyInput<float> in = MakeInput(row, stats);
+    WriteOutputs(row, stats, in);
+    return CoefficientsOf(row, in);
+  }
+
+  // The two parts of Row. Coefficients may be asked for by several threads.
+  LOSSD_HD RowCoefficients Coefficients(int64_t row, const RowStatistics& stats) const {
+    return CoefficientsOf(row, MakeInput(row, stats));
+  }
+  LOSSD_HD void Write(int64_t row, const RowStatistics& stats) const {
+    WriteOutputs(row, stats, MakeInput(row, stats));
+  }
+
+ private:
+  LOSSD_HD RowCoefficients CoefficientsOf(int64_t row, const CrossEntropyInput<float>& in) const {
+    const double upstream = d_loss ? d_loss.F32(per_row_upstream ? row : 0) : 1.0;
+    RowCoefficients out;
+    CrossEntropyCoefficients(in, static_cast<float>(upstream * scales->inverse_denominator),
+                             static_cast<float>(upstream * scales->inverse_z_denominator), &out);
+    return out;
+  }
+
+  LOSSD_HD void WriteOutputs(int64_t row, const RowStatistics& stats,
+                             const CrossEntropyInput<float>& in) const {
+    const CrossEntropyValue<float> value = CrossEntropy(in);
+    ce[row] = value.ce;
+    if (z_term != nullptr) z_term[row] = value.z_term;
+    degenerate[row] = stats.degenerate ? 1 : 0;
+    if (row_loss) row_loss.SetF32(row, value.ce + value.z_term);
+    if (logprob) logprob.SetF32(row, -in.hard);
+    if (lse) lse.SetF32(row, in.lse);
+    if (entropy) entropy.SetF32(row, stats.Entropy());
+    if (argmax) argmax.SetI32(row, stats.argmax);
+    if (metrics) {
+      MetricRow entries(metrics, row);
+      entries.Add(kMetricAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
+      entries.Add(kMetricEntropy, stats.Entropy());
+      entries.Add(kMetricMeanLogit, stats.MeanLogit(valid_vocab));
+      entries.End();
+    }
+  }
+
+  LOSSD_HD CrossEntropyInput<float> MakeInput(int64_t row, const RowStatistics& stats) const {
     CrossEntropyInput<float> in;
     const float log_sum = stats.LogSum();
     const float row_logprob = stats.Logprob();
@@ -179,29 +222,7 @@ struct CrossEntropyRows {
     if (row_weight) in.row_weight = row_weight.F32(row);
     if (token_scaling) in.token_scale = expf(row_logprob);
     in.z_loss = z_loss;
-
-    const CrossEntropyValue<float> value = CrossEntropy(in);
-    ce[row] = value.ce;
-    if (z_term != nullptr) z_term[row] = value.z_term;
-    degenerate[row] = stats.degenerate ? 1 : 0;
-    if (row_loss) row_loss.SetF32(row, value.ce + value.z_term);
-    if (logprob) logprob.SetF32(row, row_logprob);
-    if (lse) lse.SetF32(row, in.lse);
-    if (entropy) entropy.SetF32(row, stats.Entropy());
-    if (argmax) argmax.SetI32(row, stats.argmax);
-    if (metrics) {
-      MetricRow entries(metrics, row);
-      entries.Add(kMetricAccuracy, stats.argmax == target.Index(row) ? 1.0f : 0.0f);
-      entries.Add(kMetricEntropy, stats.Entropy());
-      entries.Add(kMetricMeanLogit, stats.MeanLogit(valid_vocab));
-      entries.End();
-    }
-
-    const double upstream = d_loss ? d_loss.F32(per_row_upstream ? row : 0) : 1.0;
-    RowCoefficients out;
-    CrossEntropyCoefficients(in, static_cast<float>(upstream * scales->inverse_denominator),
-                             static_cast<float>(upstream * scales->inverse_z_denominator), &out);
-    return out;
+    return in;
   }
 };
 

@@ -12,54 +12,9 @@
 
 #include "kernels/core/host_device.h"
 #include "kernels/objectives/divergence.h"
+#include "kernels/objectives/exp2.h"
 
 namespace lossd {
-
-inline constexpr float kLn2 = 0.6931471805599453f;
-
-// 2^x, 0 below the smallest normal number. One instruction on a GPU, error 2^-22 of its value.
-LOSSD_HD float FastExp2(float x) {
-#if defined(__CUDA_ARCH__)
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-#else
-  return x < -126 ? 0.0f : exp2f(x);
-#endif
-}
-
-// Of a normal number. On a GPU the error is 2^-22, of the result where that is above 1.
-LOSSD_HD float FastLog2(float x) {
-#if defined(__CUDA_ARCH__)
-  float result;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-#else
-  return log2f(x);
-#endif
-}
-
-// A product that is rounded before anything is added to it: equal sides then have equal probabilities, and the difference of a tie is 0.
-LOSSD_HD float RoundedProduct(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
-// Without a branch: a GPU takes both ways in most warps anyway.
-LOSSD_HD float Select(bool first, float a, float b) {
-#if defined(__CUDA_ARCH__)
-  float result;
-  asm("{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\nselp.f32 %0, %1, %2, p;\n}"
-      : "=f"(result)
-      : "f"(a), "f"(b), "r"(static_cast<int>(first)));
-  return result;
-#else
-  return first ? a : b;
-#endif
-}
 
 // Whether the divergence compares columns of normalised sides.
 template <Divergence kKind>
@@ -118,15 +73,6 @@ LOSSD_HD ColumnTotals Rebased(const ColumnTotals& from, float student, float tea
     to.y = student_factor * (from.y - from.student_sum * growth);
   }
   return to;
-}
-
-// Without contraction with the product that one of them may be: a + b is b + a on a GPU, too.
-LOSSD_HD float AddRounded(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  return __fadd_rn(a, b);
-#else
-  return a + b;
-#endif
 }
 
 // Sums of two parts with the same references. The order is the caller's.

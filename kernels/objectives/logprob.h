@@ -49,6 +49,14 @@ struct LogprobRows {
   LOSSD_HD RowStatistics KnownStatistics(int64_t) const { return RowStatistics(); }
 
   LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
+    Write(row, stats);
+    return RowCoefficients();
+  }
+
+  LOSSD_HD RowCoefficients Coefficients(int64_t, const RowStatistics&) const {
+    return RowCoefficients();
+  }
+  LOSSD_HD void Write(int64_t row, const RowStatistics& stats) const {
     if (logprob) logprob.SetF32(row, stats.Logprob());
     if (lse) lse.SetF32(row, stats.Lse());
     if (entropy) entropy.SetF32(row, stats.Entropy());
@@ -60,7 +68,6 @@ struct LogprobRows {
     if (mean_logit) mean_logit.SetF32(row, stats.MeanLogit(valid_vocab));
     if (vocab_stats) WriteShard(vocab_stats.Row<float>(row), stats);
     degenerate[row] = IsDegenerate(stats) ? 1 : 0;
-    return RowCoefficients();
   }
 
  private:
@@ -156,7 +163,11 @@ struct BackwardRows {
     return stats;
   }
 
-  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics&) const {
+  LOSSD_HD RowCoefficients Row(int64_t row, const RowStatistics& stats) const {
+    return Coefficients(row, stats);
+  }
+
+  LOSSD_HD RowCoefficients Coefficients(int64_t row, const RowStatistics&) const {
     StatisticsGradient<float> d;
     if (d_logprob) d.logprob = d_logprob.F32(row);
     if (d_entropy) d.entropy = d_entropy.F32(row);

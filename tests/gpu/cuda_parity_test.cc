@@ -163,7 +163,12 @@ std::vector<OptionCase> MainCases() {
        "tail=ZERO_OUTSIDE"},
       {"KlDivergence", "", "student_kind=LOGITS teacher_kind=LOGITS", "", "direction=REVERSE"},
       {"JensenShannon", "", "student_kind=LOGITS teacher_kind=LOGITS", "", "beta=0.4"},
-      {"TotalVariation", "", "student_kind=LOGITS teacher_kind=LOGITS", "", "temperature=1.5"}};
+      {"TotalVariation", "", "student_kind=LOGITS teacher_kind=LOGITS", "", "temperature=1.5"},
+      {"CrossEntropy", "target mask", "", "", "z_loss=0.05 label_smoothing=0.1"},
+      {"CrossEntropy", "target class_weight", "softcap=2", "temperature_rows",
+       "label_smoothing=0.1"},
+      {"Logprob", "target ids", "", "", "top_k=3"},
+      {"LogprobBackward", "target d_logprob entropy d_entropy", "", "ids d_ids_logprob", ""}};
 }
 
 TEST_F(ParityTest, RaggedVocabulary) {

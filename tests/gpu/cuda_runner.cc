@@ -1,5 +1,6 @@
 #include "tests/gpu/cuda_runner.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -108,7 +109,8 @@ absl::StatusOr<v1::OpReply> CudaRunner::Run(const v1::Op& op, const RunOptions& 
   return reply;
 }
 
-absl::StatusOr<v1::OpReply> CudaRunner::RunInMemory(const v1::Op& op, const RunOptions& options) {
+absl::StatusOr<v1::OpReply> CudaRunner::RunInMemory(const v1::Op& op, const RunOptions& options,
+                                                    const std::vector<std::string>& donated) {
   v1::Op moved = op;
   const google::protobuf::Message* request = nullptr;
   LOSSD_ASSIGN_OR_RETURN(const Op* kernel, registry_.Select(op, &request));
@@ -122,6 +124,13 @@ absl::StatusOr<v1::OpReply> CudaRunner::RunInMemory(const v1::Op& op, const RunO
     if (rule.is_input() && placed.original.inline_data().size() !=
                                static_cast<uint64_t>(placed.rows) * placed.row_bytes) {
       return Run(op, {});
+    }
+    // The gradient over the input that it takes.
+    for (const Placed& input : tensors) {
+      const bool taken =
+          rule.tensor.takes() == input.rule->name &&
+          std::find(donated.begin(), donated.end(), input.rule->name) != donated.end();
+      if (taken) placed.offset = input.offset;
     }
     tensors.push_back(placed);
   }
@@ -153,7 +162,8 @@ absl::StatusOr<v1::OpReply> CudaRunner::RunInMemory(const v1::Op& op, const RunO
   LOSSD_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize(), "fill the tensors");
 
   const auto run = [&]() -> absl::StatusOr<v1::OpReply> {
-    LOSSD_ASSIGN_OR_RETURN(AdmittedOp admitted, Admit(registry_, moved, OneRegion(&memory)));
+    LOSSD_ASSIGN_OR_RETURN(AdmittedOp admitted,
+                           Admit(registry_, moved, OneRegion(&memory), donated));
     v1::OpReply reply;
     borrowed_.device->workspace().Reset();
     LaunchedOp launched;

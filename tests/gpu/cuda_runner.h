@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/core/registry.h"
@@ -23,7 +25,9 @@ class CudaRunner {
   // Inline tensors are moved to device memory; outputs are poisoned first, and rows lie further apart than their width where the
   // tensor is a matrix of the model's type. Without options.host_may_wait the host waits once, at the end.
   // Errors: DATA_LOSS if an input or the memory between rows was written, or a refused call added to a destination.
-  absl::StatusOr<v1::OpReply> RunInMemory(const v1::Op& op, const RunOptions& options = {});
+  // An output that takes the memory of an input in `donated` lies there.
+  absl::StatusOr<v1::OpReply> RunInMemory(const v1::Op& op, const RunOptions& options = {},
+                                          const std::vector<std::string>& donated = {});
 
   CudaBackend& cuda() { return *backend_; }
   const Registry& registry() const { return registry_; }

@@ -63,7 +63,8 @@ struct Shape {
 inline std::string OutputsOf(const std::string& op) {
   const std::string gradients = "grad_hidden grad_weight grad_bias";
   if (op == "LinearLogprobBackward") return gradients;
-  if (op == "LinearLogprob") {
+  if (op == "LogprobBackward") return "grad_logits";
+  if (op == "LinearLogprob" || op == "Logprob") {
     return "logprob lse entropy lse2 log_sum_p2 argmax correct max_prob mean_logit vocab_stats "
            "ids_logprob topk_ids topk_logprob";
   }
@@ -75,7 +76,7 @@ inline std::string OutputsOf(const std::string& op) {
   if (op == "UnpairedLoss") return sequences + "d_logprob";
   if (op == "LinearPreferenceLoss") return pairs + "logprob lse entropy " + gradients;
   if (op == "LinearUnpairedLoss") return sequences + "logprob lse entropy " + gradients;
-  return "loss logprob lse entropy row_loss grad_student " + gradients;
+  return "loss logprob lse entropy row_loss grad_student grad_logits " + gradients;
 }
 
 // Those of the names that the operation has.
@@ -117,7 +118,8 @@ inline v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Sha
   spec.seed = c.seed;
   v1::Op op = builder.Build(schema, spec);
   // Gradients in the model's type where the hidden size is odd, in fp32 elsewhere.
-  for (const char* name : {"grad_hidden", "grad_weight", "grad_bias", "grad_student"}) {
+  for (const char* name :
+       {"grad_hidden", "grad_weight", "grad_bias", "grad_student", "grad_logits"}) {
     const FieldRule* rule = schema.Find(name);
     if (rule == nullptr || !HasField(*MutableRequest(&op), *rule) || shape.hidden % 2 == 0)
       continue;
@@ -137,24 +139,35 @@ inline v1::Op BuildCase(const Registry& registry, const OptionCase& c, const Sha
   return op;
 }
 
-// The backward op's lse and entropy as the forward op gives them: with others p is no probability, and fp16 overflows.
-inline void UseForwardStatistics(LocalRunner& cpu, v1::Op* op) {
-  if (!op->has_linear_logprob_backward()) return;
-  v1::LinearLogprobBackward& backward = *op->mutable_linear_logprob_backward();
-  v1::Op forward;
-  v1::LinearLogprob& logprob = *forward.mutable_linear_logprob();
-  *logprob.mutable_linear() = backward.linear();
-  *logprob.mutable_head() = backward.head();
-  for (v1::Tensor* output : {logprob.mutable_lse(), logprob.mutable_entropy()}) {
-    *output = backward.lse();
+template <class Forward, class Backward>
+void FillFromForward(LocalRunner& cpu, v1::Op* op, Forward* forward, Backward* backward) {
+  *forward->mutable_head() = backward->head();
+  for (v1::Tensor* output : {forward->mutable_lse(), forward->mutable_entropy()}) {
+    *output = backward->lse();
     output->clear_inline_data();
   }
-  const auto reply = cpu.Run(forward);
+  const auto reply = cpu.Run(*op);
   if (!reply.ok()) return;  // the backward call is refused alike
-  *backward.mutable_lse()->mutable_inline_data() = reply->outputs().at("lse").inline_data();
-  if (backward.has_entropy()) {
-    *backward.mutable_entropy()->mutable_inline_data() =
+  *backward->mutable_lse()->mutable_inline_data() = reply->outputs().at("lse").inline_data();
+  if (backward->has_entropy()) {
+    *backward->mutable_entropy()->mutable_inline_data() =
         reply->outputs().at("entropy").inline_data();
+  }
+}
+
+// The backward op's lse and entropy as the forward op gives them: with others p is no probability, and fp16 overflows.
+inline void UseForwardStatistics(LocalRunner& cpu, v1::Op* op) {
+  v1::Op forward;
+  if (op->has_linear_logprob_backward()) {
+    v1::LinearLogprobBackward& backward = *op->mutable_linear_logprob_backward();
+    v1::LinearLogprob& logprob = *forward.mutable_linear_logprob();
+    *logprob.mutable_linear() = backward.linear();
+    FillFromForward(cpu, &forward, &logprob, &backward);
+  } else if (op->has_logprob_backward()) {
+    v1::LogprobBackward& backward = *op->mutable_logprob_backward();
+    v1::Logprob& logprob = *forward.mutable_logprob();
+    *logprob.mutable_logits() = backward.logits();
+    FillFromForward(cpu, &forward, &logprob, &backward);
   }
 }
 

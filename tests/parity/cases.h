@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "tests/parity/distill_cases.h"
+#include "tests/parity/logits_cases.h"
 #include "tests/parity/option_case.h"
 #include "tests/parity/sequence_cases.h"
 
@@ -227,6 +228,8 @@ inline const std::vector<OptionCase>& OptionCases() {
     cases->insert(cases->end(), kinds.begin(), kinds.end());
     const std::vector<OptionCase> without_head = WithoutHead(*cases);
     cases->insert(cases->end(), without_head.begin(), without_head.end());
+    const std::vector<OptionCase> on_logits = OnLogits(*cases);
+    cases->insert(cases->end(), on_logits.begin(), on_logits.end());
     const std::vector<OptionCase> distill = DistillCases();
     cases->insert(cases->end(), distill.begin(), distill.end());
     const std::vector<OptionCase> sequences = SequenceCases();

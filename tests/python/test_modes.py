@@ -23,6 +23,7 @@ HEAD = {"hidden": HIDDEN, "weight": WEIGHT}
 
 CASES = {  # name: inputs that need a gradient, options
     "linear_cross_entropy": (HEAD, {"target": TARGET}),
+    "cross_entropy": ({"logits": LOGITS}, {"target": TARGET}),
     "linear_policy_loss": (HEAD, {"target": TARGET, **POLICY}),
     "policy_loss": ({"logprob": LOGPROB, "entropy": entropy64(HIDDEN, WEIGHT).float(), "kl_logprob": LOGPROB - 0.3}, POLICY),
     "linear_preference_loss": (HEAD, {"target": TARGET, **PAIRS}),
@@ -34,7 +35,7 @@ CASES = {  # name: inputs that need a gradient, options
     "jensen_shannon": ({"student": LOGITS}, {"teacher": LOGITS.flip(0), "beta": 0.5, **KINDS}),
     "total_variation": ({"student": LOGITS}, {"teacher": LOGITS.flip(0), **KINDS}),
 }
-BY_ROW = ("linear_cross_entropy", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation")
+BY_ROW = ("linear_cross_entropy", "cross_entropy", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation")
 
 
 def call(client, name, **more):
@@ -51,8 +52,8 @@ def gradients(leaves):
 
 
 def test_every_operation_is_here():
-    assert set(CASES) | {"linear_logprob", "linear_logprob_backward"} == set(dir(lossd.ops))
-    assert set(CASES) | {"linear_logprob"} == set(lossd.functional.__all__)
+    assert set(CASES) | {"linear_logprob", "linear_logprob_backward", "logprob", "logprob_backward"} == set(dir(lossd.ops))
+    assert set(CASES) | {"linear_logprob", "logprob"} == set(lossd.functional.__all__)
     for name in lossd.functional.__all__:
         assert getattr(lossd, name) is getattr(lossd.functional, name) and name in lossd.__all__
         assert "Raises LossdError" in getattr(lossd, name).__doc__ and "Args:" in getattr(lossd, name).__doc__

@@ -26,7 +26,7 @@ def test_every_operation_has_a_function_with_its_fields():
         function = getattr(lossd.ops, name)
         parameters = inspect.signature(function).parameters
         # All start from hidden states, from log-probabilities or from a distribution.
-        first = next(first for first in ("hidden", "logprob", "student") if first in parameters)
+        first = next(first for first in ("hidden", "logits", "logprob", "student") if first in parameters)
         assert parameters[first].default is inspect.Parameter.empty
         for rule in lossd.load().schema.ops[name].fields.values():
             assert rule.name in function.__doc__

@@ -83,7 +83,21 @@ RequestSpec FullSpec(const std::string& op) {
       {"TotalVariation",
        {.inputs = "mask row_weight d_loss",
         .options = "student_kind=PROBS teacher_kind=PROBS valid_vocab=9",
-        .outputs = "loss row_loss grad_student"}}};
+        .outputs = "loss row_loss grad_student"}},
+      {"CrossEntropy",
+       {.inputs = "target mask row_weight class_weight d_loss",
+        .options = "label_smoothing=0.1 z_loss=0.1 reduction=MEAN denominator=4",
+        .outputs = "loss row_loss logprob lse entropy argmax grad_logits"}},
+      {"Logprob",
+       {.inputs = "target mask ids",
+        .options = "top_k=3 softcap=3 logit_scale=2 valid_vocab=11",
+        .outputs =
+            "logprob lse entropy lse2 log_sum_p2 argmax correct max_prob mean_logit ids_logprob "
+            "topk_ids topk_logprob vocab_stats"}},
+      {"LogprobBackward",
+       {.inputs = "target mask ids d_ids_logprob d_logprob entropy d_entropy d_lse d_mean_logit",
+        .options = "softcap=3",
+        .outputs = "grad_logits"}}};
   const auto found = kSpecs->find(op);
   RequestSpec spec = found == kSpecs->end() ? RequestSpec() : found->second;
   spec.op = op;

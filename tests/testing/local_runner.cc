@@ -64,8 +64,9 @@ uint64_t LocalRunner::AddRegion(void* memory, uint64_t bytes) {
   return machine_->regions.Add(memory, bytes);
 }
 
-absl::StatusOr<v1::OpReply> LocalRunner::Run(const v1::Op& op, const RunOptions& options) {
-  auto admitted = Admit(registry_, op, machine_->regions);
+absl::StatusOr<v1::OpReply> LocalRunner::Run(const v1::Op& op, const RunOptions& options,
+                                             const std::vector<std::string>& donated) {
+  auto admitted = Admit(registry_, op, machine_->regions, donated);
   if (!admitted.ok()) return std::move(admitted).status();
   v1::OpReply reply;
   const absl::Status status = RunOp(*admitted, options, machine_->backend, &reply);

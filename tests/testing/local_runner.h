@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/core/registry.h"
@@ -18,7 +20,8 @@ class LocalRunner {
   explicit LocalRunner(uint64_t workspace_bytes = uint64_t{64} << 20);
   ~LocalRunner();
 
-  absl::StatusOr<v1::OpReply> Run(const v1::Op& op, const RunOptions& options = {});
+  absl::StatusOr<v1::OpReply> Run(const v1::Op& op, const RunOptions& options = {},
+                                  const std::vector<std::string>& donated = {});
   // Writable memory of the test, by the returned region id.
   uint64_t AddRegion(void* memory, uint64_t bytes);
 

@@ -65,6 +65,8 @@ class FieldRule:
                 parts.append("finite")
             if "min_element" in self.tensor:
                 parts.append(f"elements >= {self.tensor['min_element']:g}")
+            if "takes" in self.tensor:
+                parts.append(f"may take the memory of donated {self.tensor['takes']}")
         else:
             kind = self.field.kind
             if kind == "enum":

@@ -163,6 +163,8 @@ TEST_F(CallTest, RefusesWhatItDoesNotDoByName) {
   EXPECT_EQ(RefusalOf(with([](auto& r) { r.set_gradient_filter(NAN); })),
             "INVALID_ARGUMENT gradient_filter");
   EXPECT_EQ(RefusalOf(with([](auto& r) { r.add_donate("hidden"); })), "UNIMPLEMENTED donate");
+  EXPECT_EQ(RefusalOf(with([](auto& r) { r.add_donate("logprob"); })), "INVALID_ARGUMENT donate");
+  EXPECT_EQ(RefusalOf(with([](auto& r) { r.add_donate("nothing"); })), "INVALID_ARGUMENT donate");
   EXPECT_EQ(RefusalOf(with([](auto& r) { r.set_completion(v1::ENQUEUED); })),
             "UNIMPLEMENTED completion");
   EXPECT_EQ(RefusalOf(with([](auto& r) { r.mutable_ready()->set_event(0); })),
@@ -179,6 +181,27 @@ TEST_F(CallTest, RefusesWhatItDoesNotDoByName) {
   EXPECT_EQ(Refusal(Running(context_, nullptr, named).Wait().status),
             "INVALID_ARGUMENT request_id");
   EXPECT_EQ(hooks_.runs, 0);
+}
+
+TEST_F(CallTest, DonatedMemoryIsTheOutputs) {
+  v1::RunRequest request;
+  v1::CrossEntropy& op = *request.add_ops()->mutable_cross_entropy();
+  op.mutable_logits()->set_dtype(v1::F32);
+  op.mutable_logits()->add_shape(2);
+  op.mutable_logits()->add_shape(8);
+  op.mutable_logits()->mutable_region()->set_region(1);
+  op.mutable_logits()->mutable_region()->set_byte_offset(64);
+  *op.mutable_grad_logits() = op.logits();
+  EXPECT_EQ(RefusalOf(request), "INVALID_ARGUMENT grad_logits");
+  EXPECT_EQ(hooks_.runs, 0);
+  request.add_donate("logits");
+  ASSERT_OK(Run(request).status);
+  EXPECT_EQ(hooks_.runs, 1);
+  // One of the operations takes it: enough.
+  *request.add_ops() = RegionRequest().ops(0);
+  ASSERT_OK(Run(request).status);
+  request.add_donate("hidden");
+  EXPECT_EQ(RefusalOf(request), "UNIMPLEMENTED donate");
 }
 
 TEST_F(CallTest, NamesTheOpThatIsWrongAndRunsNone) {

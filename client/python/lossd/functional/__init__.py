@@ -5,7 +5,8 @@
 
 linear_*: from hidden [..., H] and weight [V, H] (as in nn.Linear; bias [V]); logits are never in memory. Gradients flow to hidden, weight
 and bias. target [...] is int32 or int64; the caller aligns it, nothing is shifted.
-The others: from log-probabilities [...] in nats, float32, that the caller has (lossd.linear_logprob makes them), or from tensors [..., V].
+The others: from log-probabilities [...] in nats, float32, that the caller has (lossd.linear_logprob makes them), or from tensors [..., V]
+(logits, where cross_entropy and logprob can leave the gradient in their memory: donate=True).
 
 The rows of [...], in index order, are tokens; cu_seqlens [B + 1] says which of them are a sequence. A padded batch [B, T] has cu_seqlens
 torch.arange(B + 1) * T and a mask [B, T]: rows whose mask is False take no part, whatever lies in them.
@@ -35,13 +36,14 @@ grad_added_to_main_grad is set to True; .grad stays None. dummy_grad=True hands 
 hooks that want to see one.
 """
 
-from .cross_entropy import linear_cross_entropy
+from .cross_entropy import cross_entropy, linear_cross_entropy
 from .distill import linear_distill_loss
 from .divergence import jensen_shannon, kl_divergence, total_variation
-from .logprob import linear_logprob
+from .logprob import linear_logprob, logprob
 from .policy import linear_policy_loss, policy_loss
 from .preference import linear_preference_loss, preference_loss
 from .unpaired import linear_unpaired_loss, unpaired_loss
 
 __all__ = ["linear_logprob", "linear_cross_entropy", "linear_policy_loss", "policy_loss", "linear_preference_loss", "preference_loss",
-           "linear_unpaired_loss", "unpaired_loss", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation"]
+           "linear_unpaired_loss", "unpaired_loss", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation",
+           "cross_entropy", "logprob"]

@@ -14,15 +14,17 @@ class Call:
 
     inputs: the differentiable ones by name, in the order in which autograd sees them; None is absent. They are not held here.
     backward_op_name: the operation that gives the gradients, if it is another one.
+    donated: names of inputs whose gradients take their memory.
     """
 
-    def __init__(self, client, op_name, inputs, options, dummy_grad=False, backward_op_name=None):
+    def __init__(self, client, op_name, inputs, options, dummy_grad=False, backward_op_name=None, donated=()):
         ops = load().schema.ops
         self.client = client
         self.op = ops[op_name]
         self.backward_op = ops[backward_op_name or op_name]
         self.options = {name: value for name, value in options.items() if value is not None}
         self.dummy_grad = dummy_grad
+        self.donated = tuple(donated)
         self.reply = None
         for name, tensor in inputs.items():
             if not isinstance(tensor, torch.Tensor) and (tensor is not None or self.op.fields[name].required):
@@ -54,19 +56,28 @@ class Call:
     def run(self, inputs, want, gradients, op=None, options=None, **more):
         """Runs the operation on `inputs`, in the order of `needs`; `gradients`: whether those that are needed are computed too."""
         op, options = op or self.op, self.options if options is None else options
-        values = {**dict(zip(self.needs, inputs)), **options, **more}
+        given = dict(zip(self.needs, inputs))
+        values = {**given, **options, **more}
         envelope = {name: values.pop(name) for name in ENVELOPE if name in values}
-        want, out = list(want), {}
+        want, out, added, taken = list(want), {}, [], []
         for name, needed in self.needs.items() if gradients else ():
             target = self.main_grad(name)
             if target is not None:
                 out["grad_" + name] = target
                 values[f"grad_{name}_mode"] = "ACCUMULATE"
+                added.append(name)
+            elif needed and name in self.donated:
+                out["grad_" + name] = given[name].detach()
+                taken.append(name)
             elif needed:
                 want.append(self.gradient_name(name))
+        if taken:
+            envelope["donate"] = taken
         reply = run_op(self.client, op, values, want, out, **envelope)
-        for name in out:
-            self.owners[name[5:]].grad_added_to_main_grad = True
+        for name in added:
+            self.owners[name].grad_added_to_main_grad = True
+        for name in taken:  # nothing is written, but whoever saved it for a backward hears that it is gone
+            given[name].detach()[:0].zero_()
         return reply
 
     def gradients(self, reply):
@@ -116,9 +127,9 @@ class _Loss(torch.autograd.Function):
         return (*nothing, *held)
 
 
-def run_loss(client, op_name, inputs, options, backward, d_loss, want, dummy_grad=False):
+def run_loss(client, op_name, inputs, options, backward, d_loss, want, dummy_grad=False, donated=()):
     """The loss of an operation, or (loss, reply) if `want` is not None."""
-    call = Call(client, op_name, inputs, options, dummy_grad)
+    call = Call(client, op_name, inputs, options, dummy_grad, donated=donated)
     per_row = str(call.options.get("reduction", "")).lower().endswith("none")
     loss_name, mode = "row_loss" if per_row else "loss", backward
     if mode is None:

@@ -1,4 +1,4 @@
-"""linear_logprob."""
+"""linear_logprob and logprob."""
 
 import torch
 
@@ -6,20 +6,19 @@ from ..calls import ENVELOPE
 from ..errors import field_error
 from .autograd import Call
 
-# Statistics whose derivative LinearLogprobBackward takes, as d_<name>.
+# Statistics whose derivative the backward operations take, as d_<name>.
 _DIFFERENTIABLE = ("logprob", "entropy", "lse", "mean_logit", "ids_logprob")
 
 
 class _Logprob(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, call, want, hidden, weight, bias):
+    def forward(ctx, call, want, *inputs):
         asked = dict.fromkeys(want)
         if any(call.needs.values()):
             asked["lse"] = None
-        reply = call.run((hidden, weight, bias), asked, gradients=False)
+        reply = call.run(inputs, asked, gradients=False)
         ctx.call, ctx.want = call, want
-        ctx.save_for_backward(hidden, weight, bias, reply.outputs.get("lse"),
-                              reply.outputs.get("entropy"))
+        ctx.save_for_backward(*inputs, reply.outputs.get("lse"), reply.outputs.get("entropy"))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(reply[name] for name in want if name not in _DIFFERENTIABLE))
         return tuple(reply[name] for name in want)
@@ -31,7 +30,7 @@ class _Logprob(torch.autograd.Function):
         derivatives = {f"d_{name}": grad.float() for name, grad in zip(ctx.want, upstream)
                        if grad is not None and name in _DIFFERENTIABLE}
         if not derivatives:
-            return (None,) * 5
+            return (None,) * (2 + len(inputs))
         call = ctx.call
         op = call.backward_op
         options = {name: value for name, value in call.options.items()
@@ -57,8 +56,32 @@ def linear_logprob(hidden, weight, target=None, *, client, bias=None, want="logp
     """
     call = Call(client, "linear_logprob", {"hidden": hidden, "weight": weight, "bias": bias},
                 {**options, "target": target}, dummy_grad, "linear_logprob_backward")
+    return _statistics(call, want, hidden, weight, bias)
+
+
+def logprob(logits, target=None, *, client, want="logprob", donate=False, **options):
+    """Statistics of each row of softmax(logits): log-probability of the target, entropy, log-sum-exp, ... in one read of the logits.
+
+    TRL's selective_log_softmax and verl's logprobs_from_logits are `want="logprob"`, verl's entropy_from_logits is `want="entropy"`.
+
+    Args:
+      logits, target: [..., V] in float32, bfloat16 or float16, and [...]. The gradient has the logits' dtype.
+      want: a name or a sequence of names of the outputs of Logprob: "logprob", "lse", "entropy", "mean_logit", "ids_logprob"
+        (differentiable); "lse2", "log_sum_p2", "argmax", "correct", "max_prob", "topk_ids", "topk_logprob", "vocab_stats" (not).
+      donate: the gradient takes the memory of logits in the backward, which is then the only one through this call.
+      options: `temperature`, `mask`, `ids`, `top_k`, ... of lossd.ops.logprob.
+    Returns a tensor for a name, a tuple in their order for a sequence; statistics are float32, in nats. Rows that do not count are 0.
+    The backward is LogprobBackward from logits and lse; nothing else of size [..., V] is held.
+    Raises LossdError, which names the field.
+    """
+    call = Call(client, "logprob", {"logits": logits}, {**options, "target": target}, backward_op_name="logprob_backward",
+                donated=("logits",) if donate else ())
+    return _statistics(call, want, logits)
+
+
+def _statistics(call, want, *inputs):
     names = (want,) if isinstance(want, str) else tuple(want)
     if not names or len(set(names)) < len(names):
         raise field_error("want", "different names of outputs", repr(want))
-    results = _Logprob.apply(call, names, hidden, weight, bias)
+    results = _Logprob.apply(call, names, *inputs)
     return results[0] if isinstance(want, str) else results

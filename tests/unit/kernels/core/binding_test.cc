@@ -3,10 +3,11 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "lossd/v1/operations.pb.h"
+#include "lossd/v1/logits.pb.h"
 #include "tests/testing/matchers.h"
 
 namespace lossd {
@@ -111,10 +112,74 @@ TEST_F(BindingTest, RefusesOutputsThatOverlapAnything) {
   EXPECT_EQ(Refusal(Bind()), "INVALID_ARGUMENT lse");
 }
 
-TEST_F(BindingTest, AllowsAnExactOverlapThatWasDonated) {
+TEST_F(BindingTest, OnlyAnOutputThatTakesAnInputMayLieOverIt) {
   *request_.mutable_linear()->mutable_bias() = At(1, 0, {6});
   EXPECT_EQ(Refusal(Bind()), "INVALID_ARGUMENT logprob");
-  EXPECT_OK(Binding::Create(schema_, request_, regions_, {"bias"}));
+  EXPECT_EQ(Refusal(Binding::Create(schema_, request_, regions_, {"bias"})),
+            "INVALID_ARGUMENT logprob");
+}
+
+class DonationTest : public testing::Test {
+ protected:
+  DonationTest() {
+    *request_.mutable_logits() = At(1, 64, {2, 3, 17}, v1::BF16);
+    *request_.mutable_grad_logits() = request_.logits();
+    *request_.mutable_row_loss() = At(1, 1024, {2, 3});
+  }
+  std::string Bind(const std::vector<std::string>& donated = {"mask", "logits"}) const {
+    return Refusal(Binding::Create(schema_, request_, regions_, donated));
+  }
+
+  TwoRegions regions_;
+  OpSchema schema_ = *OpSchema::Create(v1::CrossEntropy::descriptor());
+  v1::CrossEntropy request_;
+};
+
+TEST_F(DonationTest, TheGradientTakesTheLogitsThatWereDonated) {
+  EXPECT_EQ(Bind(), "OK");
+  EXPECT_EQ(Bind({}), "INVALID_ARGUMENT grad_logits");
+  EXPECT_EQ(Bind({"mask"}), "INVALID_ARGUMENT grad_logits");
+  EXPECT_EQ(Bind({"grad_logits"}), "INVALID_ARGUMENT grad_logits");
+  request_.mutable_grad_logits()->mutable_region()->set_byte_offset(512);
+  EXPECT_EQ(Bind(), "OK");
+  EXPECT_EQ(Bind({}), "OK");
+}
+
+TEST_F(DonationTest, ElementByElementOrNotAtAll) {
+  const v1::Tensor whole = request_.grad_logits();
+  request_.mutable_grad_logits()->mutable_region()->set_byte_offset(66);
+  EXPECT_EQ(Bind(), "INVALID_ARGUMENT grad_logits");
+  *request_.mutable_grad_logits() = whole;
+  request_.mutable_grad_logits()->set_dtype(v1::F16);
+  EXPECT_EQ(Bind(), "INVALID_ARGUMENT grad_logits");
+  *request_.mutable_grad_logits() = At(1, 64, {6, 17}, v1::BF16);
+  EXPECT_EQ(Bind(), "INVALID_ARGUMENT grad_logits");
+  // The same bytes, rows in another order.
+  *request_.mutable_grad_logits() = whole;
+  for (const int64_t stride : {17, 34, 1}) request_.mutable_grad_logits()->add_strides(stride);
+  EXPECT_EQ(Bind(), "INVALID_ARGUMENT grad_logits");
+  request_.mutable_grad_logits()->clear_strides();
+  for (const int64_t stride : {51, 17, 1}) request_.mutable_grad_logits()->add_strides(stride);
+  EXPECT_EQ(Bind(), "OK");
+}
+
+TEST_F(DonationTest, NothingElseMayLieThere) {
+  *request_.mutable_head()->mutable_target() = At(1, 64, {2, 3}, v1::I32);
+  EXPECT_EQ(Bind(), "INVALID_ARGUMENT grad_logits");
+  request_.clear_head();
+  *request_.mutable_row_loss() = At(1, 64, {2, 3});
+  EXPECT_EQ(Bind(), "INVALID_ARGUMENT row_loss");
+  *request_.mutable_row_loss() = At(1, 1024, {2, 3});
+  // Donated, but another output lies over it.
+  request_.clear_grad_logits();
+  *request_.mutable_lse() = At(1, 64, {2, 3});
+  EXPECT_EQ(Bind(), "INVALID_ARGUMENT lse");
+}
+
+TEST_F(DonationTest, MemoryMustBeWritable) {
+  *request_.mutable_logits() = At(2, 64, {2, 3, 17}, v1::BF16);
+  *request_.mutable_grad_logits() = request_.logits();
+  EXPECT_EQ(Bind(), "PERMISSION_DENIED grad_logits");
 }
 
 TEST_F(BindingTest, RefusesOutputsWhoseElementsMeet) {

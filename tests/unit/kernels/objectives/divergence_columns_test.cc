@@ -14,7 +14,6 @@ namespace lossd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kVector = 4;
 constexpr int kParts = 64;
 

@@ -1,0 +1,28 @@
+// Logprob: statistics of each row of the caller's logits.
+#ifndef LOSSD_KERNELS_OPS_LOGPROB_H_
+#define LOSSD_KERNELS_OPS_LOGPROB_H_
+
+#include <string>
+#include <vector>
+
+#include "kernels/core/op.h"
+#include "lossd/v1/logits.pb.h"
+
+namespace lossd {
+
+class LogprobOp final : public TypedOp<v1::Logprob> {
+ public:
+  using TypedOp::TypedOp;
+  const std::vector<std::string>& metric_names() const override;
+
+ protected:
+  absl::Status CheckRequest(const v1::Logprob& request, const Dims& dims) const override;
+  absl::StatusOr<PendingResult> EnqueueRequest(const v1::Logprob& request, const OpCall& call,
+                                               Backend& backend) const override;
+  void FillReply(const v1::Logprob& request, const ResultRecord& record,
+                 v1::OpReply* reply) const override;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_OPS_LOGPROB_H_
