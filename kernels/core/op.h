@@ -21,12 +21,14 @@ namespace lossd {
 
 class HeadBackend;
 class LaunchCache;
+class LayerBackend;
 
 // A device with everything the operations ask of it.
 struct Backend {
   Device* device = nullptr;
   HeadBackend* head = nullptr;
   LaunchCache* launches = nullptr;  // may be null: every launch is made anew
+  LayerBackend* layers = nullptr;
 };
 
 // How a call is to be run; from the request's envelope.

@@ -8,6 +8,7 @@
 #include "kernels/ops/linear_policy_loss.h"
 #include "kernels/ops/linear_preference_loss.h"
 #include "kernels/ops/linear_unpaired_loss.h"
+#include "kernels/ops/norm.h"
 #include "kernels/ops/ops.h"
 #include "kernels/ops/policy_loss.h"
 #include "kernels/ops/preference_loss.h"

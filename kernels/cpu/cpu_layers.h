@@ -1,0 +1,37 @@
+// The layers on the CPU: rows by vector sweeps over pieces that stay in cache, all threads.
+#ifndef LOSSD_KERNELS_CPU_CPU_LAYERS_H_
+#define LOSSD_KERNELS_CPU_CPU_LAYERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/layer_sweeps.h"
+#include "kernels/layers/layer_backend.h"
+
+namespace lossd {
+
+// Rows of any length: what does not fit into a piece is read again for each pass. Equal calls give equal bits, whatever the number of
+// threads.
+class CpuLayers final : public LayerBackend {
+ public:
+  explicit CpuLayers(CpuDevice& device) : device_(device), sweeps_(SelectLayerSweeps()) {}
+
+  absl::Status Norm(const NormForward& problem, const LayerCall& call) override;
+  absl::Status NormGradients(const NormBackward& problem, const LayerCall& call) override;
+
+ private:
+  // Calls body(begin, end) for rows begin ... end - 1 until all have been, several at a time where they are short.
+  void ForRows(int64_t rows, int64_t width,
+               const std::function<void(int64_t begin, int64_t end)>& body);
+  // What every call does at the end: no data error, and how it was done.
+  absl::Status Finish(const std::string& how, const LayerCall& call);
+
+  CpuDevice& device_;
+  const LayerSweeps& sweeps_;
+};
+
+}  // namespace lossd
+
+#endif  // LOSSD_KERNELS_CPU_CPU_LAYERS_H_
