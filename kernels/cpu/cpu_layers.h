@@ -20,11 +20,22 @@ class CpuLayers final : public LayerBackend {
 
   absl::Status Norm(const NormForward& problem, const LayerCall& call) override;
   absl::Status NormGradients(const NormBackward& problem, const LayerCall& call) override;
+  absl::Status Rope(const RopeProblem& problem, const LayerCall& call) override;
+  absl::Status Gated(const GatedForward& problem, const LayerCall& call) override;
+  absl::Status GatedGradients(const GatedBackward& problem, const LayerCall& call) override;
+  absl::Status ReluSquared(const ReluSquaredForward& problem, const LayerCall& call) override;
+  absl::Status ReluSquaredGradient(const ReluSquaredBackward& problem,
+                                   const LayerCall& call) override;
+  absl::Status Softmax(const SoftmaxForward& problem, const LayerCall& call) override;
+  absl::Status SoftmaxGradient(const SoftmaxBackward& problem, const LayerCall& call) override;
 
  private:
   // Calls body(begin, end) for rows begin ... end - 1 until all have been, several at a time where they are short.
   void ForRows(int64_t rows, int64_t width,
                const std::function<void(int64_t begin, int64_t end)>& body);
+  // Calls body(row, piece, columns) for every piece of every row, in any order.
+  void ForPieces(int64_t rows, int64_t width,
+                 const std::function<void(int64_t row, int64_t piece, int64_t columns)>& body);
   // What every call does at the end: no data error, and how it was done.
   absl::Status Finish(const std::string& how, const LayerCall& call);
 

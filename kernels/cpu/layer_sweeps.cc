@@ -5,7 +5,10 @@
 
 #include "kernels/cpu/layer_math.h"
 #include "kernels/cpu/sweeps.h"
+#include "kernels/layers/activation.h"
 #include "kernels/layers/norm.h"
+#include "kernels/layers/rope.h"
+#include "kernels/layers/softmax.h"
 
 namespace lossd {
 namespace {
@@ -125,6 +128,118 @@ LOSSD_VEC void NormColumnsBody(const NormPiece& piece, float* weight_sums, float
   });
 }
 
+// f with the kind and the rounding known to the compiler.
+template <class F>
+LOSSD_VEC void WithGated(const GatedOptions& options, Rounding rounding, const F& f) {
+  WithRounding(rounding, [&](auto known) LOSSD_VEC_LAMBDA {
+    switch (options.kind) {
+      case GatedKind::kSilu:
+        return f(std::integral_constant<GatedKind, GatedKind::kSilu>(), known);
+      case GatedKind::kGeluTanh:
+        return f(std::integral_constant<GatedKind, GatedKind::kGeluTanh>(), known);
+      case GatedKind::kGeluErf:
+        return f(std::integral_constant<GatedKind, GatedKind::kGeluErf>(), known);
+    }
+  });
+}
+
+LOSSD_VEC void GatedBody(const GatedOptions& options, Rounding rounding, const float* gate,
+                         const float* up, int64_t columns, float* y) {
+  WithGated(options, rounding, [&](auto kind, auto known) LOSSD_VEC_LAMBDA {
+    for (int64_t j = 0; j < columns; j += kLanes) {
+      vec::Store(y + j, GatedValue<VectorMath, decltype(kind)::value, decltype(known)::value>(
+                            options, vec::Load(gate + j), vec::Load(up + j)));
+    }
+  });
+}
+
+LOSSD_VEC void GatedGradientBody(const GatedOptions& options, Rounding rounding, const float* d_y,
+                                 int64_t columns, float* gate, float* up) {
+  WithGated(options, rounding, [&](auto kind, auto known) LOSSD_VEC_LAMBDA {
+    for (int64_t j = 0; j < columns; j += kLanes) {
+      const GatedSlopes<VectorMath> slopes =
+          GatedGradient<VectorMath, decltype(kind)::value, decltype(known)::value>(
+              options, vec::Load(gate + j), vec::Load(up + j), vec::Load(d_y + j));
+      vec::Store(gate + j, slopes.gate);
+      vec::Store(up + j, slopes.up);
+    }
+  });
+}
+
+LOSSD_VEC void ReluSquaredBody(int64_t columns, float* x) {
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    vec::Store(x + j, ReluSquaredValue<VectorMath>(vec::Load(x + j)));
+  }
+}
+
+LOSSD_VEC void ReluSquaredGradientBody(const float* d_y, int64_t columns, float* x) {
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    vec::Store(x + j, ReluSquaredGradient<VectorMath>(vec::Load(x + j), vec::Load(d_y + j)));
+  }
+}
+
+LOSSD_VEC void SoftmaxSumsBody(const float* x, int64_t columns, SoftmaxSums* sums) {
+  const F32 lowest = vec::Splat(-INFINITY);
+  F32 lanes = lowest;
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    const F32 z = Inside(columns, j) ? vec::Load(x + j) : lowest;
+    lanes = z > lanes ? z : lanes;
+  }
+  float max = sums->max;
+  for (int lane = 0; lane < kLanes; ++lane) max = lanes[lane] > max ? lanes[lane] : max;
+  if (max > sums->max) {
+    sums->sum *= std::exp(static_cast<double>(sums->max) - static_cast<double>(max));
+    sums->max = max;
+  }
+  // Without a number above -infinity the sum is 0, or NaN where there is one.
+  const float about = max == -INFINITY ? 0.0f : max;
+  sums->sum += SumOf(
+      columns, [&](int64_t j) LOSSD_VEC_LAMBDA { return vec::Exp(vec::Load(x + j) - about); });
+}
+
+LOSSD_VEC void SoftmaxBody(float max, float inverse_sum, int64_t columns, float* x) {
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    vec::Store(x + j, SoftmaxValue<VectorMath>(vec::Load(x + j), vec::Splat(max),
+                                               vec::Splat(inverse_sum)));
+  }
+}
+
+LOSSD_VEC double SoftmaxDotBody(const float* y, const float* d_y, int64_t columns) {
+  return SumOf(columns, [&](int64_t j) LOSSD_VEC_LAMBDA {
+    return SoftmaxTerm<VectorMath>(vec::Load(y + j), vec::Load(d_y + j));
+  });
+}
+
+LOSSD_VEC void SoftmaxGradientBody(const float* y, float sum, int64_t columns, float* d_y) {
+  for (int64_t j = 0; j < columns; j += kLanes) {
+    vec::Store(d_y + j,
+               SoftmaxGradient<VectorMath>(vec::Load(y + j), vec::Load(d_y + j), vec::Splat(sum)));
+  }
+}
+
+LOSSD_VEC void RopeBody(const float* cosine, const float* sine, float sign, bool interleaved,
+                        int64_t pairs, float* x) {
+  const auto turn = [&](int64_t k, float* first, float* second) LOSSD_VEC_LAMBDA {
+    const RopePair<FloatMath> turned =
+        Rotate<FloatMath>({*first, *second}, cosine[k], sign * sine[k]);
+    *first = turned.first;
+    *second = turned.second;
+  };
+  if (interleaved) {
+    for (int64_t k = 0; k < pairs; ++k) turn(k, x + 2 * k, x + 2 * k + 1);
+    return;
+  }
+  int64_t k = 0;
+  for (; k + kLanes <= pairs; k += kLanes) {
+    const RopePair<VectorMath> turned =
+        Rotate<VectorMath>({vec::Load(x + k), vec::Load(x + pairs + k)}, vec::Load(cosine + k),
+                           sign * vec::Load(sine + k));
+    vec::Store(x + k, turned.first);
+    vec::Store(x + pairs + k, turned.second);
+  }
+  for (; k < pairs; ++k) turn(k, x + k, x + pairs + k);
+}
+
 // One set of entry points for each instruction set; the bodies above are inlined into them.
 #define LOSSD_LAYER_SWEEPS(SET, ATTRIBUTE)                                                        \
   namespace SET {                                                                                 \
@@ -146,7 +261,37 @@ LOSSD_VEC void NormColumnsBody(const NormPiece& piece, float* weight_sums, float
   ATTRIBUTE void Columns(const NormPiece& piece, float* weight_sums, float* bias_sums) {          \
     NormColumnsBody(piece, weight_sums, bias_sums);                                               \
   }                                                                                               \
-  constexpr LayerSweeps kLayerTable = {Add, Sum, SumSquares, Norm, Sums, Gradient, Columns};      \
+  ATTRIBUTE void Gated(const GatedOptions& options, Rounding rounding, const float* gate,         \
+                       const float* up, int64_t columns, float* y) {                              \
+    GatedBody(options, rounding, gate, up, columns, y);                                           \
+  }                                                                                               \
+  ATTRIBUTE void GatedSlope(const GatedOptions& options, Rounding rounding, const float* d_y,     \
+                            int64_t columns, float* gate, float* up) {                            \
+    GatedGradientBody(options, rounding, d_y, columns, gate, up);                                 \
+  }                                                                                               \
+  ATTRIBUTE void Squared(int64_t columns, float* x) { ReluSquaredBody(columns, x); }              \
+  ATTRIBUTE void SquaredSlope(const float* d_y, int64_t columns, float* x) {                      \
+    ReluSquaredGradientBody(d_y, columns, x);                                                     \
+  }                                                                                               \
+  ATTRIBUTE void ExpSums(const float* x, int64_t columns, SoftmaxSums* sums) {                    \
+    SoftmaxSumsBody(x, columns, sums);                                                            \
+  }                                                                                               \
+  ATTRIBUTE void Softmax(float max, float inverse_sum, int64_t columns, float* x) {               \
+    SoftmaxBody(max, inverse_sum, columns, x);                                                    \
+  }                                                                                               \
+  ATTRIBUTE double Dot(const float* y, const float* d_y, int64_t columns) {                       \
+    return SoftmaxDotBody(y, d_y, columns);                                                       \
+  }                                                                                               \
+  ATTRIBUTE void SoftmaxSlope(const float* y, float sum, int64_t columns, float* d_y) {           \
+    SoftmaxGradientBody(y, sum, columns, d_y);                                                    \
+  }                                                                                               \
+  ATTRIBUTE void Rope(const float* cosine, const float* sine, float sign, bool interleaved,       \
+                      int64_t pairs, float* x) {                                                  \
+    RopeBody(cosine, sine, sign, interleaved, pairs, x);                                          \
+  }                                                                                               \
+  constexpr LayerSweeps kLayerTable = {                                                           \
+      Add,        Sum,     SumSquares,   Norm,    Sums,    Gradient, Columns,      Gated,         \
+      GatedSlope, Squared, SquaredSlope, ExpSums, Softmax, Dot,      SoftmaxSlope, Rope};         \
   }
 
 LOSSD_LAYER_SWEEPS(plain, )

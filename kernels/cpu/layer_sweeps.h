@@ -2,8 +2,10 @@
 #ifndef LOSSD_KERNELS_CPU_LAYER_SWEEPS_H_
 #define LOSSD_KERNELS_CPU_LAYER_SWEEPS_H_
 
+#include <cmath>
 #include <cstdint>
 
+#include "kernels/layers/activation.h"
 #include "kernels/layers/real_math.h"
 
 namespace lossd {
@@ -29,6 +31,12 @@ struct NormSums {
   double m_n = 0;
 };
 
+// The largest x, and the sum of e^(x - max), of the columns so far. The sum of a degenerate row is NaN, or 0 where all x are -infinity.
+struct SoftmaxSums {
+  float max = -INFINITY;
+  double sum = 0;
+};
+
 // Functions of one instruction set. All are deterministic.
 struct LayerSweeps {
   // x += residual, rounded.
@@ -44,6 +52,25 @@ struct LayerSweeps {
                         float* grad_x);
   // weight_sums += d_y n, n rounded; bias_sums += d_y. Each may be null.
   void (*norm_columns)(const NormPiece& piece, float* weight_sums, float* bias_sums);
+  // y may be gate or up.
+  void (*gated)(const GatedOptions& options, Rounding rounding, const float* gate, const float* up,
+                int64_t columns, float* y);
+  // gate becomes its gradient, up likewise.
+  void (*gated_gradient)(const GatedOptions& options, Rounding rounding, const float* d_y,
+                         int64_t columns, float* gate, float* up);
+  // x becomes y; x becomes grad_x.
+  void (*relu_squared)(int64_t columns, float* x);
+  void (*relu_squared_gradient)(const float* d_y, int64_t columns, float* x);
+  // Adds to *sums.
+  void (*softmax_sums)(const float* x, int64_t columns, SoftmaxSums* sums);
+  // x becomes y.
+  void (*softmax)(float max, float inverse_sum, int64_t columns, float* x);
+  double (*softmax_dot)(const float* y, const float* d_y, int64_t columns);
+  // d_y becomes grad_x.
+  void (*softmax_gradient)(const float* y, float sum, int64_t columns, float* d_y);
+  // `pairs` of the head's first elements are turned in place, the sine's sign with them.
+  void (*rope)(const float* cosine, const float* sine, float sign, bool interleaved, int64_t pairs,
+               float* x);
 };
 
 // The best set that this processor has.

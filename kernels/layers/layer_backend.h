@@ -6,7 +6,10 @@
 
 #include "absl/status/status.h"
 #include "kernels/core/result_record.h"
+#include "kernels/layers/activation.h"
 #include "kernels/layers/norm.h"
+#include "kernels/layers/rope.h"
+#include "kernels/layers/softmax.h"
 
 namespace lossd {
 
@@ -25,6 +28,15 @@ class LayerBackend {
 
   virtual absl::Status Norm(const NormForward& problem, const LayerCall& call) = 0;
   virtual absl::Status NormGradients(const NormBackward& problem, const LayerCall& call) = 0;
+  // A position outside the tables is in the record; y is undefined then.
+  virtual absl::Status Rope(const RopeProblem& problem, const LayerCall& call) = 0;
+  virtual absl::Status Gated(const GatedForward& problem, const LayerCall& call) = 0;
+  virtual absl::Status GatedGradients(const GatedBackward& problem, const LayerCall& call) = 0;
+  virtual absl::Status ReluSquared(const ReluSquaredForward& problem, const LayerCall& call) = 0;
+  virtual absl::Status ReluSquaredGradient(const ReluSquaredBackward& problem,
+                                           const LayerCall& call) = 0;
+  virtual absl::Status Softmax(const SoftmaxForward& problem, const LayerCall& call) = 0;
+  virtual absl::Status SoftmaxGradient(const SoftmaxBackward& problem, const LayerCall& call) = 0;
 };
 
 }  // namespace lossd

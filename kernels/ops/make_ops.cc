@@ -1,4 +1,5 @@
 #include "kernels/core/status_macros.h"
+#include "kernels/ops/activation.h"
 #include "kernels/ops/jensen_shannon.h"
 #include "kernels/ops/kl_divergence.h"
 #include "kernels/ops/linear_cross_entropy.h"
@@ -12,6 +13,8 @@
 #include "kernels/ops/ops.h"
 #include "kernels/ops/policy_loss.h"
 #include "kernels/ops/preference_loss.h"
+#include "kernels/ops/rope.h"
+#include "kernels/ops/softmax.h"
 #include "kernels/ops/total_variation.h"
 #include "kernels/ops/unpaired_loss.h"
 
