@@ -67,6 +67,9 @@ class Op {
   // Names of ResultRecord::metrics, by index.
   virtual const std::vector<std::string>& metric_names() const = 0;
 
+  // Whether a launch that is seen again is worth recording: not where it is a kernel or two.
+  virtual bool records() const { return true; }
+
   // The rules between fields ("clip_low is refused for REINFORCE"), after schema().Check. Looks at no data.
   // Errors: INVALID_ARGUMENT, UNIMPLEMENTED.
   virtual absl::Status Check(const google::protobuf::Message& request, const Dims& dims) const = 0;

@@ -23,6 +23,7 @@ class LayerOp : public TypedOp<M> {
     static const auto* const kNone = new std::vector<std::string>;
     return *kNone;
   }
+  bool records() const final { return false; }
 
  protected:
   // Enqueues the call on `layers`; clears call.record.

@@ -154,7 +154,8 @@ class LayerParityTest : public testing::Test {
     return op;
   }
 
-  static double Distance(const v1::Tensor& a, const v1::Tensor& b) {
+  // ||a - b|| / ||b||, the latter at least that of elements of `least`.
+  static double Distance(const v1::Tensor& a, const v1::Tensor& b, double least = 1e-6) {
     const std::vector<double> x = Elements(a);
     const std::vector<double> y = Elements(b);
     if (x.size() != y.size()) return INFINITY;
@@ -166,7 +167,7 @@ class LayerParityTest : public testing::Test {
       difference += (x[i] - y[i]) * (x[i] - y[i]);
       norm += y[i] * y[i];
     }
-    return difference == 0 ? 0 : std::sqrt(difference / std::max(norm, 1e-12));
+    return difference == 0 ? 0 : std::sqrt(difference / std::max(norm, least * least * x.size()));
   }
 
   void Compare(const LayerCase& c, int64_t rows, v1::DType model,
@@ -189,7 +190,9 @@ class LayerParityTest : public testing::Test {
       if (way == 1) ++plans_[PlanKind(got->plan())];
       ++compared_;
       for (const auto& [output, tensor] : want->outputs()) {
-        const double distance = Distance(got->outputs().at(output), tensor);
+        // The gradient of a norm of one column cancels to nothing.
+        const bool nothing = dims.count("H") > 0 && dims.at("H") == 1;
+        const double distance = Distance(got->outputs().at(output), tensor, nothing ? 0.5 : 1e-6);
         double& worst = worst_[v1::DType_Name(tensor.dtype())];
         worst = std::max(worst, distance);
         const double tolerance = tensor.dtype() == v1::F32    ? 2e-5
