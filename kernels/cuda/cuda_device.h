@@ -67,11 +67,9 @@ class CudaDevice final : public Device {
   CudaFacts facts() const {
     return {properties_.major, properties_.minor,
             static_cast<int64_t>(properties_.sharedMemPerBlockOptin)};
+  }
   int multiprocessors() const { return properties_.multiProcessorCount; }
   bool has_clusters() const { return properties_.major >= 9; }
-  int64_t shared_bytes_per_block() const {
-    return static_cast<int64_t>(properties_.sharedMemPerBlockOptin);
-  }
 
  private:
   static constexpr uint64_t kStagingBytes = uint64_t{4} << 20;
