@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/layer_pieces.h"
 
 namespace lossd {
@@ -31,15 +30,14 @@ void CpuLayers::ForPieces(
   });
 }
 
-absl::Status CpuLayers::Finish(const std::string& how, const LayerCall& call) {
+absl::Status CpuLayers::Finish(const LayerCall& call) {
   *call.record = ResultRecord();
   if (call.record_copy != nullptr) *call.record_copy = *call.record;
-  absl::StrAppend(call.plan, how);
   return absl::OkStatus();
 }
 
 absl::Status CpuLayers::Gated(const GatedForward& problem, const LayerCall& call) {
-  if (!problem.y) return Finish("nothing wanted", call);
+  if (!problem.y) return Finish(call);
   const Rounding rounding =
       problem.options.rounds_activation ? RoundingOf(problem.gate.dtype) : Rounding::kNone;
   ForPieces(problem.rows, problem.width, [&](int64_t row, int64_t piece, int64_t columns) {
@@ -50,7 +48,7 @@ absl::Status CpuLayers::Gated(const GatedForward& problem, const LayerCall& call
     sweeps_.gated(problem.options, rounding, gate.values, up.values, columns, gate.values);
     StorePiece(gate.values, problem.y, row, piece, columns);
   });
-  return Finish("pieces", call);
+  return Finish(call);
 }
 
 absl::Status CpuLayers::GatedGradients(const GatedBackward& problem, const LayerCall& call) {
@@ -67,18 +65,18 @@ absl::Status CpuLayers::GatedGradients(const GatedBackward& problem, const Layer
     if (problem.grad_gate) StorePiece(gate.values, problem.grad_gate, row, piece, columns);
     if (problem.grad_up) StorePiece(up.values, problem.grad_up, row, piece, columns);
   });
-  return Finish("pieces", call);
+  return Finish(call);
 }
 
 absl::Status CpuLayers::ReluSquared(const ReluSquaredForward& problem, const LayerCall& call) {
-  if (!problem.y) return Finish("nothing wanted", call);
+  if (!problem.y) return Finish(call);
   ForPieces(problem.rows, problem.width, [&](int64_t row, int64_t piece, int64_t columns) {
     PieceBuffer x;
     LoadPiece(problem.x, row, piece, columns, x.values);
     sweeps_.relu_squared(columns, x.values);
     StorePiece(x.values, problem.y, row, piece, columns);
   });
-  return Finish("pieces", call);
+  return Finish(call);
 }
 
 absl::Status CpuLayers::ReluSquaredGradient(const ReluSquaredBackward& problem,
@@ -91,11 +89,11 @@ absl::Status CpuLayers::ReluSquaredGradient(const ReluSquaredBackward& problem,
     sweeps_.relu_squared_gradient(d_y.values, columns, x.values);
     StorePiece(x.values, problem.grad_x, row, piece, columns);
   });
-  return Finish("pieces", call);
+  return Finish(call);
 }
 
 absl::Status CpuLayers::Softmax(const SoftmaxForward& problem, const LayerCall& call) {
-  if (!problem.y) return Finish("nothing wanted", call);
+  if (!problem.y) return Finish(call);
   const int64_t width = problem.width;
   ForRows(problem.rows, width, [&](int64_t begin, int64_t end) {
     PieceBuffer x;
@@ -121,7 +119,7 @@ absl::Status CpuLayers::Softmax(const SoftmaxForward& problem, const LayerCall& 
       }
     }
   });
-  return Finish("rows", call);
+  return Finish(call);
 }
 
 absl::Status CpuLayers::SoftmaxGradient(const SoftmaxBackward& problem, const LayerCall& call) {
@@ -154,7 +152,7 @@ absl::Status CpuLayers::SoftmaxGradient(const SoftmaxBackward& problem, const La
       }
     }
   });
-  return Finish("rows", call);
+  return Finish(call);
 }
 
 }  // namespace lossd

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/layer_sweeps.h"
@@ -36,8 +35,8 @@ class CpuLayers final : public LayerBackend {
   // Calls body(row, piece, columns) for every piece of every row, in any order.
   void ForPieces(int64_t rows, int64_t width,
                  const std::function<void(int64_t row, int64_t piece, int64_t columns)>& body);
-  // What every call does at the end: no data error, and how it was done.
-  absl::Status Finish(const std::string& how, const LayerCall& call);
+  // What every call does at the end: no data error.
+  absl::Status Finish(const LayerCall& call);
 
   CpuDevice& device_;
   const LayerSweeps& sweeps_;

@@ -1,7 +1,6 @@
 // CpuLayers: norms.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/cpu/cpu_layers.h"
 #include "kernels/cpu/layer_pieces.h"
@@ -225,7 +224,7 @@ absl::Status CpuLayers::Norm(const NormForward& problem, const LayerCall& call) 
     for (int64_t row = begin; row < end; ++row) work.Run(row);
   });
   arena.ReleaseTo(mark);
-  return Finish("rows", call);
+  return Finish(call);
 }
 
 absl::Status CpuLayers::NormGradients(const NormBackward& problem, const LayerCall& call) {
@@ -240,7 +239,7 @@ absl::Status CpuLayers::NormGradients(const NormBackward& problem, const LayerCa
       for (int64_t row = begin; row < end; ++row) work.Run(row);
     });
     arena.ReleaseTo(mark);
-    return Finish("rows", call);
+    return Finish(call);
   }
   const int64_t stride = RoundUp(problem.width, kColumnGroup);
   const int64_t parts = std::clamp<int64_t>(
@@ -273,7 +272,7 @@ absl::Status CpuLayers::NormGradients(const NormBackward& problem, const LayerCa
     }
   });
   arena.ReleaseTo(mark);
-  return Finish(absl::StrCat("rows parts=", parts), call);
+  return Finish(call);
 }
 
 }  // namespace lossd

@@ -24,14 +24,14 @@ int64_t FindBadPosition(const RopeProblem& problem) {
 absl::Status CpuLayers::Rope(const RopeProblem& problem, const LayerCall& call) {
   const int64_t bad = FindBadPosition(problem);
   if (bad >= 0) {
-    LOSSD_RETURN_IF_ERROR(Finish("refused", call));
+    LOSSD_RETURN_IF_ERROR(Finish(call));
     call.record->code = static_cast<int32_t>(absl::StatusCode::kInvalidArgument);
     call.record->field = problem.position_field;
     call.record->row = bad;
     if (call.record_copy != nullptr) *call.record_copy = *call.record;
     return absl::OkStatus();
   }
-  if (!problem.y) return Finish("nothing wanted", call);
+  if (!problem.y) return Finish(call);
   Arena& arena = device_.workspace();
   const uint64_t mark = arena.used();
   const int64_t padded = (problem.dim + kColumnGroup - 1) / kColumnGroup * kColumnGroup;
@@ -60,7 +60,7 @@ absl::Status CpuLayers::Rope(const RopeProblem& problem, const LayerCall& call) 
     }
   });
   arena.ReleaseTo(mark);
-  return Finish("heads", call);
+  return Finish(call);
 }
 
 }  // namespace lossd

@@ -17,7 +17,7 @@ namespace lossd {
 struct LayerCall {
   ResultRecord* record = nullptr;       // cleared by the call
   ResultRecord* record_copy = nullptr;  // gets the record at the end; may be null
-  std::string* plan = nullptr;          // how it was done is appended
+  std::string* plan = nullptr;          // how it was done may be appended
 };
 
 // All enqueue, on a GPU one kernel where it can be. A row's results do not depend on the other rows; sums over rows have one order for a

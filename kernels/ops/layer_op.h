@@ -38,7 +38,8 @@ class LayerOp : public TypedOp<M> {
         backend.device->workspace().AllocateArray<ResultRecord>(1, "the result record");
     if (!record.ok()) return std::move(record).status();
     result.record = *record;
-    if (backend.layers == nullptr) return result;  // a planner: layers have one way, which needs no plan
+    if (backend.layers == nullptr)
+      return result;  // a planner: layers have one way, which needs no plan
     LayerCall call;
     call.record = result.record;
     call.record_copy = op_call.options.record_copy;

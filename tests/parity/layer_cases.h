@@ -29,6 +29,13 @@ inline std::vector<OptionCase> LayerCases() {
   };
 }
 
+inline bool IsLayerCase(const OptionCase& c) {
+  for (const OptionCase& known : LayerCases()) {
+    if (known.op == c.op) return true;
+  }
+  return false;
+}
+
 }  // namespace lossd
 
 #endif  // LOSSD_TESTS_PARITY_LAYER_CASES_H_

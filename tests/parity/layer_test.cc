@@ -1,5 +1,5 @@
 // The layers on the CPU: what the generic tests cannot say. Rounding in the middle of a norm, gradients with respect to inputs that the
-// backward call does not have, long rows, gaps, rows further apart than 32 bits reach, results in place of inputs, refusals.
+// backward call does not have, long rows, gaps, rows further apart than 32 bits reach, results in place of inputs.
 #include <sys/mman.h>
 
 #include <cmath>
@@ -14,7 +14,6 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/cpu_layers.h"
-#include "tests/testing/full_spec.h"
 #include "tests/testing/local_runner.h"
 #include "tests/testing/matchers.h"
 #include "tests/testing/request_builder.h"
@@ -542,69 +541,6 @@ TEST_F(LayerTest, TheNumberOfThreadsChangesNothing) {
       EXPECT_EQ(tensor.inline_data(), first[name]) << name;
     }
   }
-}
-
-struct Meaningless {
-  const char* op;
-  const char* inputs;
-  const char* options;
-  const char* outputs;
-  const char* field;
-};
-
-TEST_F(LayerTest, FieldsWithoutAMeaningAreRefused) {
-  for (const Meaningless& c : {
-           Meaningless{"RmsNorm", "", "weight_offset=0", "y", "weight_offset"},
-           {"RmsNorm", "weight", "weight_offset=1e300", "y", "weight_offset"},
-           {"RmsNorm", "weight", "eps=1e-300", "y", "eps"},
-           {"RmsNorm", "", "", "residual_out", "residual_out"},
-           {"RmsNormBackward", "", "weight_offset=1", "grad_x", "weight_offset"},
-           {"RmsNormBackward", "", "", "grad_weight", "grad_weight"},
-           {"RmsNormBackward", "weight", "", "", "grad_x"},
-           {"RmsNormBackward", "weight rstd", "eps=0.1", "grad_x", "eps"},
-           {"RmsNormBackward", "weight d_residual_out", "", "grad_weight", "d_residual_out"},
-           {"RmsNormBackward", "weight", "grad_weight_mode=ACCUMULATE", "grad_x",
-            "grad_weight_mode"},
-           {"LayerNormBackward", "rstd", "", "grad_x", "mean"},
-           {"LayerNormBackward", "mean", "", "grad_x", "rstd"},
-           {"LayerNormBackward", "mean rstd", "eps=0.1", "grad_x", "eps"},
-           {"LayerNormBackward", "", "", "", "grad_x"},
-           {"LayerNormBackward", "", "grad_bias_mode=ACCUMULATE", "grad_x", "grad_bias_mode"},
-           {"LayerNormBackward", "", "", "grad_weight", "grad_weight"},
-           {"Rope", "", "layout=HALF_SPLIT rotary_dim=7", "y", "rotary_dim"},
-           {"Rope", "", "layout=HALF_SPLIT rotary_dim=10", "y", "rotary_dim"},
-           {"Rope", "", "layout=HALF_SPLIT rotary_dim=8", "y", "cos"},
-           {"Rope", "", "layout=HALF_SPLIT rotary_dim=6", "y", "cos"},
-           {"RopeBackward", "position", "layout=HALF_SPLIT rotary_dim=6", "", "grad_x"},
-           {"Swiglu", "gate", "", "y", "up"},
-           {"Swiglu", "up", "", "y", "gate"},
-           {"Swiglu", "", "", "y", "gate"},
-           {"Swiglu", "gate up gate_up", "", "y", "gate_up"},
-           {"Swiglu", "gate up", "gate_scale=1e60", "y", "gate_scale"},
-           {"Swiglu", "gate up", "down_scale=1e-60", "y", "down_scale"},
-           {"SwigluBackward", "gate up", "", "", "grad_gate"},
-           {"SwigluBackward", "gate_up", "", "", "grad_gate_up"},
-           {"SwigluBackward", "gate up", "", "grad_gate_up", "grad_gate_up"},
-           {"GegluBackward", "gate_up", "", "grad_up", "grad_up"},
-           {"ReluSquaredBackward", "", "", "", "grad_x"},
-           {"SoftmaxBackward", "", "", "", "grad_x"},
-       }) {
-    const v1::Op op =
-        Build({.op = c.op, .inputs = c.inputs, .options = c.options, .outputs = c.outputs});
-    EXPECT_EQ(Refusal(runner_.Run(op)), absl::StrCat("INVALID_ARGUMENT ", c.field))
-        << c.op << " " << c.inputs << " " << c.options << " " << c.outputs;
-  }
-}
-
-TEST_F(LayerTest, TheFirstBadPositionIsNamed) {
-  v1::Op op = Build(FullSpec("Rope"));
-  SetElements({0, 1, 0, 2, -1, 0, 0}, TensorOf(&op, "Rope", "position"));
-  const absl::Status status = runner_.Run(op).status();
-  EXPECT_EQ(Refusal(status), "INVALID_ARGUMENT position");
-  EXPECT_EQ(GetErrorDetail(status)->row(), 3);
-  // Also where nothing is wanted.
-  op.mutable_rope()->clear_y();
-  EXPECT_EQ(Refusal(runner_.Run(op)), "INVALID_ARGUMENT position");
 }
 
 }  // namespace
