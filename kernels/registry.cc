@@ -102,8 +102,8 @@ absl::Status Launch(AdmittedOp& admitted, const RunOptions& options, Backend& ba
   call.binding = &admitted.binding;
   call.dims = admitted.dims;
   call.options = options;
-  const bool recorded =
-      !options.host_may_wait && backend.launches != nullptr && device.can_record();
+  const bool recorded = !options.host_may_wait && backend.launches != nullptr &&
+                        device.can_record() && admitted.op->records();
   LOSSD_ASSIGN_OR_RETURN(launched->pending,
                          recorded ? backend.launches->Enqueue(*admitted.op, call, backend)
                                   : admitted.op->Enqueue(call, backend));

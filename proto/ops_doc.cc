@@ -215,7 +215,7 @@ constexpr char kHead[] = R"(# Operations
 Generated from the comments and options of `proto/lossd/v1/*.proto` by `make docs`; do not edit.
 
 N rows (token positions), H hidden size, V vocabulary rows held by the call, K valid ids (or the width of an id list), B sequences,
-P pairs of sequences, RefH hidden size of a reference head.
+P pairs of sequences, RefH hidden size of a reference head, F feed-forward size, C columns. In Rope A heads of D elements, R pairs, P positions.
 N may be sent as several leading extents. `[N H]` is row-major with any row stride; the last dimension has stride 1.
 An output is computed if and only if the request gives it. A field that has no meaning under the other options is refused; nothing is
 ignored. Rows that do not count (masked, or target = ignore_index) give 0 (ids: -1) and gradient 0, whatever lies in them.

@@ -6,6 +6,7 @@
 #include "kernels/core/status_macros.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/cpu_head.h"
+#include "kernels/cpu/cpu_layers.h"
 
 namespace lossd {
 namespace {
@@ -15,12 +16,13 @@ constexpr uint64_t kCpuWorkspaceBytes = uint64_t{512} << 20;
 class CpuHolder final : public BackendHolder {
  public:
   explicit CpuHolder(std::unique_ptr<CpuDevice> device)
-      : device_(std::move(device)), head_(*device_) {}
-  Backend backend() override { return {device_.get(), &head_}; }
+      : device_(std::move(device)), head_(*device_), layers_(*device_) {}
+  Backend backend() override { return {device_.get(), &head_, nullptr, &layers_}; }
 
  private:
   const std::unique_ptr<CpuDevice> device_;
   CpuHead head_;
+  CpuLayers layers_;
 };
 
 absl::StatusOr<std::unique_ptr<BackendHolder>> CreateCpu(const BackendOptions& options) {

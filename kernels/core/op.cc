@@ -18,6 +18,7 @@ absl::Status RecordStatus(const OpSchema& schema, const ResultRecord& record) {
       must_be = "-1 or a valid vocabulary id on every row that counts";
     }
     if (rule.name == "teacher") must_be = "at least 0 on every row that counts, as a probability";
+    if (rule.name == "position") must_be = "the number of a row of cos and sin";
     if (rule.name == "temperature_rows") must_be = "finite and above 0 on every row that counts";
     if (rule.name == "cu_seqlens") must_be = "not decreasing, from 0 to the number of rows";
     if (rule.tensor.finite()) must_be = "finite on every row that counts";

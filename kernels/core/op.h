@@ -21,12 +21,14 @@ namespace lossd {
 
 class HeadBackend;
 class LaunchCache;
+class LayerBackend;
 
 // A device with everything the operations ask of it.
 struct Backend {
   Device* device = nullptr;
   HeadBackend* head = nullptr;
   LaunchCache* launches = nullptr;  // may be null: every launch is made anew
+  LayerBackend* layers = nullptr;
 };
 
 // How a call is to be run; from the request's envelope.
@@ -64,6 +66,9 @@ class Op {
   const std::string& name() const { return schema_.name(); }
   // Names of ResultRecord::metrics, by index.
   virtual const std::vector<std::string>& metric_names() const = 0;
+
+  // Whether a launch that is seen again is worth recording: not where it is a kernel or two.
+  virtual bool records() const { return true; }
 
   // The rules between fields ("clip_low is refused for REINFORCE"), after schema().Check. Looks at no data.
   // Errors: INVALID_ARGUMENT, UNIMPLEMENTED.

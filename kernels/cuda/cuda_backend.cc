@@ -49,6 +49,7 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(const CudaOptio
       backend->device_,
       CudaDevice::Create(options.device, options.workspace_bytes - product_bytes));
   LOSSD_ASSIGN_OR_RETURN(backend->head_, CudaHead::Create(backend->device_.get(), product_bytes));
+  LOSSD_ASSIGN_OR_RETURN(backend->layers_, CudaLayers::Create(backend->device_.get()));
   LOSSD_RETURN_IF_ERROR(backend->Warm());
   return backend;
 }

@@ -10,6 +10,7 @@
 #include "kernels/core/op.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_head.h"
+#include "kernels/cuda/cuda_layers.h"
 
 namespace lossd {
 
@@ -34,7 +35,7 @@ class CudaBackend {
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const CudaOptions& options);
 
   // Borrowed from this object.
-  Backend backend() { return {device_.get(), head_.get(), &launches_}; }
+  Backend backend() { return {device_.get(), head_.get(), &launches_, layers_.get()}; }
   CudaDevice& device() { return *device_; }
   CudaHead& head() { return *head_; }
 
@@ -44,6 +45,7 @@ class CudaBackend {
 
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<CudaHead> head_;
+  std::unique_ptr<CudaLayers> layers_;
   LaunchCache launches_;
 };
 

@@ -69,6 +69,8 @@ class CudaDevice final : public Device {
     return {properties_.major, properties_.minor,
             static_cast<int64_t>(properties_.sharedMemPerBlockOptin)};
   }
+  int multiprocessors() const { return properties_.multiProcessorCount; }
+  bool has_clusters() const { return properties_.major >= 9; }
 
  private:
   static constexpr uint64_t kStagingBytes = uint64_t{4} << 20;

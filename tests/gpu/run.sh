@@ -37,6 +37,7 @@ if [ "$quick" != quick ]; then
   line bench 200 "$binaries/bench_head"
 fi
 line parity 400 "$binaries/cuda_parity_test" "$vectors" --gtest_filter='-*VectorsTest*'
+line layers 120 "$binaries/layer_parity_test"
 if command -v compute-sanitizer >/dev/null; then
   line memcheck 300 compute-sanitizer --tool memcheck --error-exitcode 3 \
     "$binaries/cuda_parity_test" "$vectors" --gtest_filter='*InvarianceTest*:ExpEpilogue*:ParityTest.RaggedVocabulary'

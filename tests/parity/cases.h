@@ -9,6 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "tests/parity/distill_cases.h"
 #include "tests/parity/logits_cases.h"
+#include "tests/parity/layer_cases.h"
 #include "tests/parity/option_case.h"
 #include "tests/parity/sequence_cases.h"
 
@@ -234,6 +235,8 @@ inline const std::vector<OptionCase>& OptionCases() {
     cases->insert(cases->end(), distill.begin(), distill.end());
     const std::vector<OptionCase> sequences = SequenceCases();
     cases->insert(cases->end(), sequences.begin(), sequences.end());
+    const std::vector<OptionCase> layers = LayerCases();
+    cases->insert(cases->end(), layers.begin(), layers.end());
     return cases;
   }();
   return *kCases;

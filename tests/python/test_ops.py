@@ -25,9 +25,10 @@ def test_every_operation_has_a_function_with_its_fields():
     for name in dir(lossd.ops):
         function = getattr(lossd.ops, name)
         parameters = inspect.signature(function).parameters
-        # All start from hidden states, from log-probabilities or from a distribution.
-        first = next(first for first in ("hidden", "logits", "logprob", "student") if first in parameters)
-        assert parameters[first].default is inspect.Parameter.empty
+        # All start from hidden states, from logits, from log-probabilities, from a distribution or, for layers, from what lies in one.
+        starts = ("hidden", "logits", "logprob", "student", "d_y", "x")
+        first = next((first for first in starts if first in parameters), None)
+        assert parameters[first].default is inspect.Parameter.empty if first else {"gate", "up", "gate_up"} <= set(parameters)
         for rule in lossd.load().schema.ops[name].fields.values():
             assert rule.name in function.__doc__
             assert rule.is_output or rule.name in parameters

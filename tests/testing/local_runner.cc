@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/cpu_head.h"
+#include "kernels/cpu/cpu_layers.h"
 
 namespace lossd {
 namespace {
@@ -43,12 +44,16 @@ class TestRegions final : public RegionResolver {
 
 struct LocalRunner::Machine {
   explicit Machine(uint64_t workspace_bytes)
-      : device(OrDie(CpuDevice::Create({.workspace_bytes = workspace_bytes}))), head(*device) {
+      : device(OrDie(CpuDevice::Create({.workspace_bytes = workspace_bytes}))),
+        head(*device),
+        layers(*device) {
     backend.device = device.get();
     backend.head = &head;
+    backend.layers = &layers;
   }
   std::unique_ptr<CpuDevice> device;
   CpuHead head;
+  CpuLayers layers;
   Backend backend;
   TestRegions regions;
 };

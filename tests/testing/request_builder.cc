@@ -204,6 +204,8 @@ v1::Tensor RequestBuilder::MakeInput(const FieldRule& rule, const RequestSpec& s
     double& value = values[i];
     if (rule.name == "cu_seqlens") {
       value = static_cast<double>(i * dims.at("N") / std::max<int64_t>(count - 1, 1));
+    } else if (rule.name == "position") {
+      value = std::floor(unit(random_) * static_cast<double>(dims.at("P")));
     } else if (set == v1::INDEX) {
       value = std::floor(unit(random_) * static_cast<double>(dims.at("V")));
     } else if (set == v1::MASK) {

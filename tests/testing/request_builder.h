@@ -25,8 +25,9 @@ struct RequestSpec {
 };
 
 // Builds the op message inside a lossd.v1.Op; all tensors are inline. Small extents: N 7, H 5, V 11, B 3, P 2, K 4, TeacherH 6,
-// TeacherV 11. A tensor x for which the options say x_kind=PROBS or LOGPROBS has such elements.
-// Targets and ids are valid, logarithms lie between -3 and -0.3, weights between 0.2 and 1.5, cu_seqlens cover the rows.
+// TeacherV 11, A 2, D 8, R 3, F 6, C 9. A tensor x for which the options say x_kind=PROBS or LOGPROBS has such elements.
+// Targets and ids are valid, logarithms lie between -3 and -0.3, weights between 0.2 and 1.5, cu_seqlens cover the rows,
+// positions are below P.
 class RequestBuilder {
  public:
   // Aborts the test on a name that the operation does not have.
@@ -35,7 +36,9 @@ class RequestBuilder {
   std::map<std::string, int64_t> dims = {{"N", 7},           {"H", 5},        {"V", 11},
                                          {"B", 3},           {"K", 4},        {"P", 2},
                                          {"VocabTotal", 11}, {"TopK", 3},     {"Upstream", 1},
-                                         {"RefH", 3},        {"TeacherH", 6}, {"TeacherV", 11}};
+                                         {"RefH", 3},        {"TeacherH", 6}, {"TeacherV", 11},
+                                         {"A", 2},           {"D", 8},        {"R", 3},
+                                         {"F", 6},           {"C", 9}};
 
  private:
   v1::Tensor MakeInput(const FieldRule& rule, const RequestSpec& spec);

@@ -245,10 +245,11 @@ TEST(ConformanceTest, SkipsWithAReason) {
   outcome = RunWith(absl::StrReplaceAll(kVector, {{R"("rtol")", R"("shards": [2, 2], "rtol")"}}),
                     GoodReply());
   EXPECT_EQ(outcome.kind, Outcome::kSkipped);
-  outcome = RunWith(absl::StrReplaceAll(kVector, {{R"("op": "LinearLogprob")", R"("op": "Rope")"}}),
-                    GoodReply());
+  outcome = RunWith(
+      absl::StrReplaceAll(kVector, {{R"("op": "LinearLogprob")", R"("op": "Convolution")"}}),
+      GoodReply());
   EXPECT_EQ(outcome.kind, Outcome::kSkipped);
-  EXPECT_EQ(outcome.text, "no operation Rope in this build");
+  EXPECT_EQ(outcome.text, "no operation Convolution in this build");
 }
 
 TEST(ConformanceTest, RepeatsMustHaveTheSameBits) {

@@ -17,7 +17,7 @@ from .library import load
 
 _FUNCTIONAL = ("linear_logprob", "linear_cross_entropy", "linear_policy_loss", "policy_loss", "linear_preference_loss", "preference_loss",
                "linear_unpaired_loss", "unpaired_loss", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation",
-               "cross_entropy", "logprob")
+               "cross_entropy", "logprob", "rms_norm", "layer_norm", "rope", "swiglu", "geglu", "relu_squared", "softmax")
 __all__ = ["Client", "LossdError", "connect", "load", "ops", *_FUNCTIONAL]
 
 

@@ -249,7 +249,7 @@ def _dims(op, arrays, values):
 
 
 def _output_form(rule, arrays, dims):
-    """Shape and element type of an output that is made here: grad_x is like x."""
+    """Shape and element type of an output that is made here: grad_x is like x, others have the type that their rule says."""
     twin = arrays.get(rule.name[5:]) if rule.name.startswith("grad_") else None
     if twin is not None:
         return twin.shape, twin.dtype
@@ -264,4 +264,5 @@ def _output_form(rule, arrays, dims):
                 {"TopK": "top_k", "K": "ids"}.get(dim, dim)
             raise field_error(missing, f"given when {rule.name} is wanted", "absent")
         shape += extent if isinstance(extent, tuple) else (extent,)
-    return shape, rule.dtypes[0]
+    like = [arrays[name].dtype for name in rule.tensor.get("like", "").split() if name in arrays]
+    return shape, (like + [rule.dtypes[0]])[0]

@@ -1,4 +1,4 @@
-"""Losses and log-probabilities as differentiable torch functions. Each has the name of its operation in lossd.ops.
+"""Losses, log-probabilities and layers as differentiable torch functions. Each has the name of its operation in lossd.ops.
 
     loss = lossd.linear_cross_entropy(hidden, weight, target, client=client, reduction="mean", denominator_from="count")
     loss.backward()
@@ -14,7 +14,9 @@ Every further field of the operation is a keyword of its name in lossd.ops (help
 bounds, units, sources); `batch_invariant`, `workspace_limit`, `gradient_filter` and `timeout` too. An enum is its name as a string in any
 case ("none"), a list of terms a list of dicts. All tensors of a call lie on one device.
 
-Returns the loss: a float32 scalar, or float32 [...] with reduction "none". With `want`, a sequence of names of outputs (may be empty),
+Layers (rms_norm, layer_norm, rope, swiglu, geglu, relu_squared, softmax) return their result, in the type of their input.
+
+A loss returns the loss: a float32 scalar, or float32 [...] with reduction "none". With `want`, a sequence of names of outputs (may be empty),
 returns (loss, reply): reply["name"] are these outputs without gradients, reply.metrics["name"] has sum, count, min and max, reply.count
 is what counted.
 Raises LossdError, which names the field; where an argument is no tensor, it is a TypeError too. An unknown keyword is a TypeError.
@@ -39,6 +41,7 @@ hooks that want to see one.
 from .cross_entropy import cross_entropy, linear_cross_entropy
 from .distill import linear_distill_loss
 from .divergence import jensen_shannon, kl_divergence, total_variation
+from .layers import geglu, layer_norm, relu_squared, rms_norm, rope, softmax, swiglu
 from .logprob import linear_logprob, logprob
 from .policy import linear_policy_loss, policy_loss
 from .preference import linear_preference_loss, preference_loss
@@ -46,4 +49,4 @@ from .unpaired import linear_unpaired_loss, unpaired_loss
 
 __all__ = ["linear_logprob", "linear_cross_entropy", "linear_policy_loss", "policy_loss", "linear_preference_loss", "preference_loss",
            "linear_unpaired_loss", "unpaired_loss", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation",
-           "cross_entropy", "logprob"]
+           "cross_entropy", "logprob", "rms_norm", "layer_norm", "rope", "swiglu", "geglu", "relu_squared", "softmax"]
