@@ -18,6 +18,11 @@ absl::Time Earlier(absl::Time deadline, uint32_t timeout_ms) {
 
 }  // namespace
 
+absl::Status NeedsSession() {
+  return absl::UnauthenticatedError(
+      "every call needs a session on this server: its token is missing");
+}
+
 Call::Call(const CallContext& context, std::shared_ptr<Session> session,
            const v1::RunRequest* request, v1::RunReply* reply, absl::Time deadline,
            std::function<void(const absl::Status&)> done)
@@ -30,8 +35,7 @@ Call::Call(const CallContext& context, std::shared_ptr<Session> session,
 
 void Call::Start() {
   if (session_ == nullptr && context_.needs_session) {
-    return Answer(absl::UnauthenticatedError(
-        "every call needs a session on this server: its token is missing"));
+    return Answer(NeedsSession());
   }
   if (session_ != nullptr && session_->closed()) {
     return Answer(ReasonError(absl::StatusCode::kUnauthenticated, "STALE_SESSION",

@@ -11,14 +11,6 @@ namespace {
 constexpr int kMaxOps = 64;
 constexpr size_t kMaxRequestIdBytes = 128;
 
-absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_view field) {
-  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
-  if (unknown.empty()) return absl::OkStatus();
-  return FieldError(field.empty() ? absl::StrCat(unknown.field(0).number()) : std::string(field),
-                    "made of fields and values that this server knows",
-                    absl::StrCat("with unknown field or value ", unknown.field(0).number()));
-}
-
 absl::Status CheckRecord(const v1::RunRequest& request) {
   const v1::Tensor& record = request.result_record();
   LOSSD_RETURN_IF_ERROR(CheckKnown(record, "result_record"));
@@ -92,6 +84,20 @@ absl::Status CheckDonated(const v1::RunRequest& request, const Registry& registr
   return absl::OkStatus();
 }
 
+absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_view field) {
+  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
+  if (unknown.empty()) return absl::OkStatus();
+  return FieldError(field.empty() ? absl::StrCat(unknown.field(0).number()) : std::string(field),
+                    "made of fields and values that this server knows",
+                    absl::StrCat("with unknown field or value ", unknown.field(0).number()));
+}
+
+absl::Status CheckGradientFilter(double gradient_filter) {
+  // Also when it is NaN.
+  if (gradient_filter >= 0 && gradient_filter < 1) return absl::OkStatus();
+  return FieldError("gradient_filter", "in [0, 1)", absl::StrCat(gradient_filter));
+}
+
 absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool is_host) {
   LOSSD_RETURN_IF_ERROR(CheckKnown(request, ""));
   if (request.ops_size() == 0 || request.ops_size() > kMaxOps) {
@@ -106,10 +112,7 @@ absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool
   if (!request.request_id().empty() && !has_session) {
     return FieldError("request_id", "absent without a session, which would remember it", "given");
   }
-  // Also when it is NaN.
-  if (!(request.gradient_filter() >= 0 && request.gradient_filter() < 1)) {
-    return FieldError("gradient_filter", "in [0, 1)", absl::StrCat(request.gradient_filter()));
-  }
+  LOSSD_RETURN_IF_ERROR(CheckGradientFilter(request.gradient_filter()));
   return CheckCompletion(request, is_host);
 }
 

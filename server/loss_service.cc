@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/caller.h"
+#include "server/explain.h"
 #include "server/grpc_status.h"
 
 namespace lossd {
@@ -44,6 +45,18 @@ grpc::ServerUnaryReactor* LossService::Run(grpc::CallbackServerContext* context,
   auto* reactor =
       new RunReactor(context_, *std::move(session), request, reply, DeadlineOf(*context));
   reactor->Start();
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* LossService::Explain(grpc::CallbackServerContext* context,
+                                               const v1::ExplainRequest* request,
+                                               v1::ExplainReply* reply) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto session = FindSession(*context, sessions_);
+  absl::Status status = session.status();
+  if (status.ok() && *session == nullptr && context_.needs_session) status = NeedsSession();
+  if (status.ok()) status = ExplainCall(*context_.registry, device_, *request, reply);
+  reactor->Finish(ToGrpcStatus(status));
   return reactor;
 }
 

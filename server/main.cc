@@ -54,6 +54,13 @@ int Serve(const lossd::Options& options) {
   return kStopped;
 }
 
+int Tune(const lossd::Options& options) {
+  const absl::Status status = lossd::Tune(options.tune_shapes, options.tune_rounds, options.tune);
+  if (status.ok()) return kStopped;
+  std::fprintf(stderr, "lossd: --tune: %s\n", std::string(status.message()).c_str());
+  return kNotStarted;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -70,6 +77,7 @@ int main(int argc, char** argv) {
     std::printf("lossd %s\n", LOSSD_VERSION);
     return kStopped;
   }
+  if (!options->tune.empty()) return Tune(*options);
   // One epoll set for all threads, gRPC's default, lets any thread take another's event and wake it: several times the latency of a call.
   // Before gRPC starts, and only if the user has not chosen.
   ::setenv("GRPC_POLL_STRATEGY", "poll", 0);

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
@@ -20,6 +21,8 @@ namespace lossd {
 namespace {
 
 constexpr char kDefaultAddress[] = "unix:/run/lossd/lossd.sock";
+constexpr char kDefaultShape[] = "8192x4096x128256:bf16";
+constexpr int kTuneRounds = 7;
 constexpr char kSessionSuffix[] = ".session";
 
 bool IsLoopback(const std::string& host) {
@@ -95,6 +98,31 @@ const Flag kFlags[] = {
      }},
     {"threads", "COUNT", "all cores", "Threads of the cpu backend.",
      [](absl::string_view v, Options* o) { return Set(ParseInt(v, 1, 1024), &o->threads); }},
+    {"algorithms", "FILE", "the build's alone",
+     "The library's algorithms by a table that lossctl tune has written on this GPU. Of the cuda "
+     "backend.",
+     [](absl::string_view v, Options* o) {
+       if (v.empty()) return absl::InvalidArgumentError("a file");
+       o->algorithms = std::string(v);
+       return absl::OkStatus();
+     }},
+    {"tune", "FILE", "off",
+     "Do not serve: time the library's algorithms for --tune-shape, and write FILE for "
+     "--algorithms. What lossctl tune does.",
+     [](absl::string_view v, Options* o) {
+       if (v.empty()) return absl::InvalidArgumentError("a file");
+       o->tune = std::string(v);
+       return absl::OkStatus();
+     }},
+    {"tune-shape", "ROWSxHIDDENxVOCAB:DTYPE", kDefaultShape,
+     "Shape of a head. May be given more than once.",
+     [](absl::string_view v, Options* o) {
+       LOSSD_ASSIGN_OR_RETURN(const TunedShape shape, ParseTunedShape(v));
+       o->tune_shapes.push_back(shape);
+       return absl::OkStatus();
+     }},
+    {"tune-rounds", "COUNT", "7", "How often each algorithm is timed; the median counts.",
+     [](absl::string_view v, Options* o) { return Set(ParseInt(v, 1, 1000), &o->tune_rounds); }},
     {"inline-limit", "BYTES", "64M",
      "Largest tensor inside a message, and the sum of those in one direction.",
      [](absl::string_view v, Options* o) {
@@ -221,6 +249,26 @@ absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text) {
   return address;
 }
 
+absl::StatusOr<TunedShape> ParseTunedShape(absl::string_view text) {
+  constexpr int64_t kMaxExtent = int64_t{1} << 24;
+  const absl::Status wrong =
+      absl::InvalidArgumentError("ROWSxHIDDENxVOCAB:DTYPE of f32, bf16 or f16");
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ':');
+  const std::vector<absl::string_view> extents = absl::StrSplit(parts[0], 'x');
+  if (parts.size() != 2 || extents.size() != 3) return wrong;
+  TunedShape shape;
+  int64_t* const to[] = {&shape.rows, &shape.hidden, &shape.vocab};
+  for (int i = 0; i < 3; ++i) {
+    if (!absl::SimpleAtoi(extents[i], to[i]) || *to[i] < 1 || *to[i] > kMaxExtent) return wrong;
+  }
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (parts[1] != NameOf(dtype)) continue;
+    shape.model = dtype;
+    return shape;
+  }
+  return wrong;
+}
+
 absl::StatusOr<uint64_t> ParseBytes(absl::string_view text) {
   absl::string_view digits = text;
   int shift = 0;
@@ -269,6 +317,15 @@ absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments) 
     }
     const absl::Status status = flag->set(value, &options);
     if (!status.ok()) return FieldError(shown, status.message(), value);
+  }
+  if (options.tune.empty() && (!options.tune_shapes.empty() || options.tune_rounds != 0)) {
+    return FieldError(options.tune_rounds != 0 ? "--tune-rounds" : "--tune-shape",
+                      "absent without --tune", "given");
+  }
+  if (options.tune_rounds == 0) options.tune_rounds = kTuneRounds;
+  if (options.tune_shapes.empty()) {
+    LOSSD_ASSIGN_OR_RETURN(const TunedShape shape, ParseTunedShape(kDefaultShape));
+    options.tune_shapes.push_back(shape);
   }
   if (options.listen.empty()) {
     LOSSD_ASSIGN_OR_RETURN(ListenAddress address, ParseListenAddress(kDefaultAddress));

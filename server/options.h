@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
+#include "server/backend.h"
 #include "server/log.h"
 
 namespace lossd {
@@ -36,6 +37,7 @@ struct Options {
   std::string backend = "auto";
   uint64_t workspace_bytes = 0;  // 0: 512M on the cpu, 2.2e9 on cuda
   int threads = 0;               // of the cpu backend; 0: all cores
+  std::string algorithms;        // file; empty: the build's alone
   uint64_t inline_limit_bytes = uint64_t{64} << 20;
   int queue_depth = 64;
   int max_sessions = 1024;
@@ -51,12 +53,19 @@ struct Options {
   bool parent_death = false;
   int64_t parent_pid = 0;  // with parent_death: the parent's id, where it was given
   LogLevel log_level = LogLevel::kInfo;
+  // In place of serving: measures and writes that file.
+  std::string tune;
+  std::vector<TunedShape> tune_shapes;
+  int tune_rounds = 0;
   bool help = false;
   bool version = false;
 
   // Whether somebody else than this process's user and root may open sessions.
   bool AllowsOtherUsers() const;
 };
+
+// "8192x4096x128256:bf16": rows, hidden size, vocabulary, type of the model.
+absl::StatusOr<TunedShape> ParseTunedShape(absl::string_view text);
 
 // Flags are "--name value" or "--name=value". Errors: INVALID_ARGUMENT naming the flag.
 absl::StatusOr<Options> ParseOptions(const std::vector<std::string>& arguments);

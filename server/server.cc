@@ -59,8 +59,8 @@ absl::Status Server::Init() {
   LOSSD_ASSIGN_OR_RETURN(Registry registry, Registry::Create());
   registry_ = std::move(registry);
   if (backend_ == nullptr) {
-    LOSSD_ASSIGN_OR_RETURN(
-        backend_, CreateBackend({options_.backend, options_.workspace_bytes, options_.threads}));
+    LOSSD_ASSIGN_OR_RETURN(backend_, CreateBackend({options_.backend, options_.workspace_bytes,
+                                                    options_.threads, options_.algorithms}));
   }
 
   Dispatcher::Options queue;
@@ -142,7 +142,7 @@ absl::Status Server::StartSessionSocket(const std::string& path) {
 }
 
 absl::Status Server::StartGrpc() {
-  losses_ = std::make_unique<LossService>(context_, *sessions_, infos_);
+  losses_ = std::make_unique<LossService>(context_, *sessions_, infos_, backend_->Describe());
   session_service_ = std::make_unique<SessionService>(*sessions_, infos_, log_);
   buffers_ = std::make_unique<BufferService>(*sessions_, *backend_->backend().device, *dispatcher_,
                                              options_.stream_timeout);

@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "client/conformance/elements.h"
+#include "client/conformance/extents.h"
 #include "client/conformance/fields.h"
 #include "client/conformance/formula.h"
-#include "lossd/v1/options.pb.h"
 
 namespace lossd::conformance {
 namespace {
@@ -137,69 +133,6 @@ absl::Status AddTerms(const json& value, const FieldDescriptor* field, Message* 
   return absl::OkStatus();
 }
 
-// Extents of named dimensions, as the inputs have them; N keeps its several leading extents.
-class Extents {
- public:
-  void Learn(const FieldDescriptor* field, const v1::Tensor& tensor) {
-    const std::vector<std::string> dims = DimsOf(field);
-    const int lead = tensor.shape_size() - static_cast<int>(dims.size()) + 1;
-    if (lead < 1) return;
-    for (size_t d = 0; d < dims.size(); ++d) {
-      const int first = d == 0 ? 0 : lead + static_cast<int>(d) - 1;
-      std::vector<int64_t> extents(tensor.shape().begin() + first,
-                                   tensor.shape().begin() + (d == 0 ? lead : first + 1));
-      const Dim dim = ParseDim(dims[d]);
-      extents.back() = (extents.back() - dim.plus) / dim.factor;
-      known_.emplace(dim.name, std::move(extents));
-    }
-  }
-
-  void Set(const std::string& name, int64_t extent) {
-    known_.emplace(name, std::vector<int64_t>{extent});
-  }
-
-  std::vector<int64_t> ShapeOf(const FieldDescriptor* field) const {
-    std::vector<int64_t> shape;
-    for (const std::string& dim : DimsOf(field)) {
-      int64_t number = 1;
-      if (absl::SimpleAtoi(dim, &number)) {
-        shape.push_back(number);
-        continue;
-      }
-      const Dim parsed = ParseDim(dim);
-      const auto found = known_.find(parsed.name);
-      std::vector<int64_t> extents =
-          found == known_.end() ? std::vector<int64_t>{1} : found->second;
-      extents.back() = extents.back() * parsed.factor + parsed.plus;
-      shape.insert(shape.end(), extents.begin(), extents.end());
-    }
-    return shape;
-  }
-
- private:
-  // "B+1", "2P+1": factor times the named dimension, plus 0 or 1.
-  struct Dim {
-    int64_t factor = 1;
-    std::string name;
-    int64_t plus = 0;
-  };
-  static Dim ParseDim(absl::string_view text) {
-    Dim dim;
-    if (absl::ConsumeSuffix(&text, "+1")) dim.plus = 1;
-    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-    if (digits > 0 && !absl::SimpleAtoi(text.substr(0, digits), &dim.factor)) dim.factor = 1;
-    dim.name = std::string(text.substr(digits));
-    return dim;
-  }
-
-  static std::vector<std::string> DimsOf(const FieldDescriptor* field) {
-    return absl::StrSplit(field->options().GetExtension(v1::tensor).shape(), ' ',
-                          absl::SkipEmpty());
-  }
-
-  std::map<std::string, std::vector<int64_t>> known_;
-};
-
 Extents LearnExtents(const Message& op, const json& options) {
   Extents extents;
   for (const FieldPath& path : AllFields(op.GetDescriptor())) {
@@ -212,27 +145,6 @@ Extents LearnExtents(const Message& op, const json& options) {
   if (top_k != options.end() && top_k->is_number_integer())
     extents.Set("TopK", top_k->get<int64_t>());
   return extents;
-}
-
-// The dtype of an output that the request leaves to us: that of the input it is the gradient of, else the first of its rule.
-v1::DType DefaultDType(const Message& op, const FieldDescriptor* field) {
-  switch (field->options().GetExtension(v1::tensor).dtypes()) {
-    case v1::INT32:
-      return v1::I32;
-    case v1::INDEX:
-      return v1::I64;
-    case v1::MASK:
-      return v1::U8;
-    case v1::MODEL: {
-      absl::string_view name = field->name();
-      const FieldPath input =
-          absl::ConsumePrefix(&name, "grad_") ? FindField(op.GetDescriptor(), name) : FieldPath();
-      const v1::Tensor* tensor = input.empty() ? nullptr : FindTensor(op, input);
-      return tensor != nullptr && IsReal(tensor->dtype()) ? tensor->dtype() : v1::F32;
-    }
-    default:
-      return v1::F32;
-  }
 }
 
 absl::Status AddInputs(const json& inputs, Message* op) {
@@ -260,7 +172,7 @@ absl::Status AddOutput(const WantedOutput& output, const Extents& extents, Messa
   if (FindTensor(*op, path) != nullptr) return absl::OkStatus();  // brings its old value
   const bool given = output.dtype != v1::DTYPE_UNSPECIFIED;
   v1::Tensor* tensor = MutableTensor(op, path);
-  tensor->set_dtype(given ? output.dtype : DefaultDType(*op, path.back()));
+  tensor->set_dtype(given ? output.dtype : DefaultDType(*op, path.back(), v1::F32));
   for (const int64_t extent : given ? output.shape : extents.ShapeOf(path.back())) {
     tensor->add_shape(extent);
   }

@@ -63,6 +63,7 @@ class ClientImpl final : public Client, public BufferHost {
   absl::StatusOr<std::vector<std::string>> RegisterEvents(
       const std::vector<std::string>& ready_events) override;
   absl::StatusOr<v1::ListOpsReply> ListOps() override;
+  absl::StatusOr<v1::ExplainReply> Explain(const v1::ExplainRequest& request) override;
   absl::StatusOr<v1::ListRegionsReply> ListRegions() override;
   v1::ServerInfo server_info() const override;
 
@@ -297,6 +298,13 @@ absl::StatusOr<v1::ListOpsReply> ClientImpl::ListOps() {
   auto connection = Acquire(deadline);
   if (!connection.ok()) return connection.status();
   return (*connection)->ListOps(deadline);
+}
+
+absl::StatusOr<v1::ExplainReply> ClientImpl::Explain(const v1::ExplainRequest& request) {
+  const absl::Time deadline = DeadlineOf(absl::ZeroDuration());
+  auto connection = Acquire(deadline);
+  if (!connection.ok()) return connection.status();
+  return (*connection)->Explain(request, deadline);
 }
 
 absl::StatusOr<v1::ListRegionsReply> ClientImpl::ListRegions() {

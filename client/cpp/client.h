@@ -103,6 +103,8 @@ class Client {
       const std::vector<std::string>& ready_events) = 0;
 
   virtual absl::StatusOr<v1::ListOpsReply> ListOps() = 0;
+  // Which way a call would take, and what it costs: nothing is run, tensors need no memory.
+  virtual absl::StatusOr<v1::ExplainReply> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<v1::ListRegionsReply> ListRegions() = 0;
   // Of the present session.
   virtual v1::ServerInfo server_info() const = 0;
@@ -116,6 +118,8 @@ class PrivateServer {
     std::vector<std::string> flags;  // further flags
     absl::Duration start_timeout = absl::Seconds(30);
   };
+  // The lossd that Start would start. Errors: NOT_FOUND.
+  static absl::StatusOr<std::string> FindBinary(const std::string& binary);
   // Errors: NOT_FOUND (binary), INTERNAL with the server's last words if it does not come up.
   static absl::StatusOr<std::unique_ptr<PrivateServer>> Start(const Options& options);
   virtual ~PrivateServer() = default;

@@ -230,6 +230,16 @@ absl::StatusOr<v1::ListOpsReply> Connection::ListOps(absl::Time deadline) {
   return reply;
 }
 
+absl::StatusOr<v1::ExplainReply> Connection::Explain(const v1::ExplainRequest& request,
+                                                     absl::Time deadline) {
+  grpc::ClientContext context;
+  Prepare(&context, deadline);
+  v1::ExplainReply reply;
+  const grpc::Status status = losses_->Explain(&context, request, &reply);
+  if (!status.ok()) return Judge(status);
+  return reply;
+}
+
 absl::Status Connection::Upload(uint64_t region, uint64_t byte_offset, absl::string_view bytes,
                                 absl::Time deadline) {
   grpc::ClientContext context;

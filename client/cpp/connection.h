@@ -47,6 +47,7 @@ class Connection {
                                            absl::Span<const int> fds,
                                            std::vector<UniqueFd>* reply_fds, absl::Time deadline);
   absl::StatusOr<v1::ListOpsReply> ListOps(absl::Time deadline);
+  absl::StatusOr<v1::ExplainReply> Explain(const v1::ExplainRequest& request, absl::Time deadline);
   absl::Status Upload(uint64_t region, uint64_t byte_offset, absl::string_view bytes,
                       absl::Time deadline);
   absl::Status Download(uint64_t region, uint64_t byte_offset, std::byte* to, uint64_t bytes,

@@ -27,27 +27,6 @@ constexpr off_t kLastWordsBytes = 2000;
 
 bool IsExecutable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
 
-absl::StatusOr<std::string> FindBinary(const std::string& given) {
-  if (!given.empty()) {
-    if (IsExecutable(given)) return given;
-    return absl::NotFoundError(absl::StrCat(given, ": no such program"));
-  }
-  char self[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", self, sizeof self);
-  if (length > 0) {
-    const std::string own(self, length);
-    const std::string beside = absl::StrCat(own.substr(0, own.rfind('/')), "/lossd");
-    if (IsExecutable(beside)) return beside;
-  }
-  const char* path = getenv("PATH");
-  for (absl::string_view folder :
-       absl::StrSplit(path == nullptr ? "" : path, ':', absl::SkipEmpty())) {
-    const std::string candidate = absl::StrCat(folder, "/lossd");
-    if (IsExecutable(candidate)) return candidate;
-  }
-  return absl::NotFoundError("lossd is neither beside this program nor on PATH: name its path");
-}
-
 std::string ExitText(int status) {
   if (WIFSIGNALED(status)) return absl::StrCat("was killed by signal ", WTERMSIG(status));
   return absl::StrCat("ended with exit code ", WEXITSTATUS(status));
@@ -180,6 +159,27 @@ absl::Status PrivateServerImpl::WaitUntilReady(absl::Duration timeout) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> PrivateServer::FindBinary(const std::string& given) {
+  if (!given.empty()) {
+    if (IsExecutable(given)) return given;
+    return absl::NotFoundError(absl::StrCat(given, ": no such program"));
+  }
+  char self[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", self, sizeof self);
+  if (length > 0) {
+    const std::string own(self, length);
+    const std::string beside = absl::StrCat(own.substr(0, own.rfind('/')), "/lossd");
+    if (IsExecutable(beside)) return beside;
+  }
+  const char* path = getenv("PATH");
+  for (absl::string_view folder :
+       absl::StrSplit(path == nullptr ? "" : path, ':', absl::SkipEmpty())) {
+    const std::string candidate = absl::StrCat(folder, "/lossd");
+    if (IsExecutable(candidate)) return candidate;
+  }
+  return absl::NotFoundError("lossd is neither beside this program nor on PATH: name its path");
+}
 
 absl::StatusOr<std::unique_ptr<PrivateServer>> PrivateServer::Start(const Options& options) {
   const auto binary = FindBinary(options.binary);

@@ -15,6 +15,8 @@ Command StatusCommand();
 Command OpsCommand();
 Command DoctorCommand();
 Command EvalCommand();
+Command ExplainCommand();
+Command TuneCommand();
 Command ConformanceCommand();
 
 }  // namespace lossd::ctl

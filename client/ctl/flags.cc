@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -10,7 +11,23 @@ namespace lossd::ctl {
 
 std::string Arguments::Get(const std::string& flag) const {
   const auto found = flags.find(flag);
-  return found == flags.end() ? "" : found->second;
+  return found == flags.end() ? "" : found->second.front();
+}
+
+std::vector<std::string> Arguments::All(const std::string& flag) const {
+  const auto found = flags.find(flag);
+  return found == flags.end() ? std::vector<std::string>() : found->second;
+}
+
+absl::StatusOr<int64_t> Arguments::Integer(const std::string& flag, int64_t absent, int64_t min,
+                                           int64_t max) const {
+  if (!Has(flag)) return absent;
+  int64_t value = 0;
+  if (!absl::SimpleAtoi(Get(flag), &value) || value < min || value > max) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, ": must be an integer from ", min,
+                                                   " to ", max, ", is ", Get(flag)));
+  }
+  return value;
 }
 
 absl::StatusOr<Arguments> ParseArguments(const Usage& usage,
@@ -37,7 +54,7 @@ absl::StatusOr<Arguments> ParseArguments(const Usage& usage,
     const auto flag = std::find_if(usage.flags.begin(), usage.flags.end(),
                                    [&](const Flag& known) { return name == known.name; });
     if (flag == usage.flags.end()) return wrong(absl::StrCat("--", name, ": no such flag"));
-    if (arguments.Has(name)) return wrong(absl::StrCat("--", name, ": given twice"));
+    if (arguments.Has(name) && !flag->many) return wrong(absl::StrCat("--", name, ": given twice"));
     std::string value;
     if (equals != absl::string_view::npos) {
       if (flag->argument == nullptr) return wrong(absl::StrCat("--", name, ": takes no value"));
@@ -49,7 +66,7 @@ absl::StatusOr<Arguments> ParseArguments(const Usage& usage,
     if (flag->argument != nullptr && value.empty()) {
       return wrong(absl::StrCat("--", name, ": needs ", flag->argument));
     }
-    arguments.flags[name] = value;
+    arguments.flags[name].push_back(value);
   }
   const int words = static_cast<int>(arguments.words.size());
   if (words > usage.max_words) {
@@ -66,7 +83,7 @@ std::string HelpText(const Usage& usage) {
   for (const Flag& flag : usage.flags) {
     const std::string head = absl::StrCat(
         "--", flag.name, flag.argument == nullptr ? "" : absl::StrCat(" ", flag.argument));
-    absl::StrAppendFormat(&text, "  %-22s %s\n", head, flag.help);
+    absl::StrAppendFormat(&text, "  %-26s %s\n", head, flag.help);
   }
   return text;
 }

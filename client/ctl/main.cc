@@ -9,8 +9,9 @@ namespace lossd::ctl {
 namespace {
 
 int Main(int argc, char** argv) {
-  const std::vector<Command> commands = {StatusCommand(), OpsCommand(), DoctorCommand(),
-                                         EvalCommand(), ConformanceCommand()};
+  const std::vector<Command> commands = {StatusCommand(),     OpsCommand(),     DoctorCommand(),
+                                         EvalCommand(),       ExplainCommand(), TuneCommand(),
+                                         ConformanceCommand()};
   const std::string name = argc > 1 ? argv[1] : "";
   if (name.empty() || name == "--help" || name == "-h" || name == "help") {
     std::ostream& out = name.empty() ? std::cerr : std::cout;

@@ -10,12 +10,12 @@
 
 namespace lossd {
 
+// 0 is the backend's default.
 struct DeviceDescription {
-  std::string backend;  // "cpu" or "cuda"
-  uint64_t workspace_bytes =
-      0;            // all scratch memory, the library's included; 0: the backend's default
-  int threads = 0;  // cpu; 0: all cores
-  int compute_capability = 0;  // cuda: 10 times the major number plus the minor one; 0: 90
+  std::string backend;           // "cpu" or "cuda"
+  uint64_t workspace_bytes = 0;  // all scratch memory, the library's included
+  int threads = 0;               // cpu
+  int compute_capability = 0;    // cuda: 10 times the major number plus the minor one
 };
 
 // Its workspace hands out addresses that nobody may follow. Copies and fills do nothing.

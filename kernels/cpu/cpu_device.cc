@@ -49,9 +49,11 @@ absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const CpuOptions& o
   }
   madvise(memory, bytes,
           MADV_HUGEPAGE);  // fewer page faults and TLB misses; the kernel may decline
-  const int threads =
-      options.threads > 0 ? std::min(options.threads, kMaxThreads) : AvailableThreads();
-  return absl::WrapUnique(new CpuDevice(memory, bytes, threads));
+  return absl::WrapUnique(new CpuDevice(memory, bytes, ThreadsFor(options.threads)));
+}
+
+int CpuDevice::ThreadsFor(int threads) {
+  return threads > 0 ? std::min(threads, kMaxThreads) : AvailableThreads();
 }
 
 CpuDevice::CpuDevice(void* memory, uint64_t bytes, int threads)

@@ -24,6 +24,8 @@ class CpuDevice final : public Device {
   // Errors: RESOURCE_EXHAUSTED if the workspace cannot be mapped.
   static absl::StatusOr<std::unique_ptr<CpuDevice>> Create(const CpuOptions& options);
   ~CpuDevice() override;
+  // How many threads Create starts for CpuOptions::threads.
+  static int ThreadsFor(int threads);
 
   const char* backend() const override { return "cpu"; }
   std::string name() const override { return name_; }

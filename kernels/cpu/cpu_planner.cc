@@ -47,6 +47,9 @@ void Explain(const HeadPass& pass, const HeadPlan& plan, int64_t rows, PlannedPa
     out->reasons.push_back(absl::StrCat("workspace: holds the logits of ", plan.chunk_rows, " of ",
                                         rows, " rows, the weight is read ", plan.chunks, " times"));
   }
+  if (pass.gradient_filter > 0 && pass.gradients.any()) {
+    out->reasons.push_back("gradient_filter: no block is left out on the cpu");
+  }
   if (plan.convert_weight) out->reasons.push_back(ConvertReason("weight"));
   const RowsView& grad_weight = pass.gradients.weight;
   if (!grad_weight) return;

@@ -10,8 +10,9 @@
 namespace lossd {
 namespace {
 
-// How many algorithms the heuristics are asked for.
+// How many algorithms the heuristics are asked for: where the build's rule chooses, and where any may be meant.
 constexpr int kCandidates = 10;
+constexpr int kAllCandidates = 100;
 
 #define LOSSD_RETURN_IF_CUBLAS_ERROR(expr, what)                                         \
   do {                                                                                   \
@@ -31,8 +32,10 @@ cudaDataType_t TypeOf(DType dtype) {
   }
 }
 
-// What the library may assume of a pointer. More than 16 bytes change no kernel, but would make more entries of the table.
+// What the library may assume of a pointer; where there is none yet, that it will be aligned. More than 16 bytes change no kernel, but would
+// make more entries of the table.
 uint32_t AlignmentOf(const void* data) {
+  if (data == nullptr) return 16;
   const auto address = reinterpret_cast<uintptr_t>(data);
   return static_cast<uint32_t>(std::min<uintptr_t>(address & (~address + 1), 16));
 }
@@ -93,13 +96,12 @@ bool Holds(const ProductChoice& choice, const Product& product, int compute_capa
          product.n >= choice.min_n && product.k >= choice.min_k;
 }
 
-// The best of the heuristics' list, by the table.
-const cublasLtMatmulAlgo_t& Choose(const cublasLtMatmulHeuristicResult_t* found, int count,
+// The best of the heuristics' list, by the build's table.
+const cublasLtMatmulAlgo_t& Choose(const std::vector<cublasLtMatmulAlgo_t>& found,
                                    const Product& product, int compute_capability) {
   for (const ProductChoice& choice : kProductTable) {
     if (!Holds(choice, product, compute_capability)) continue;
-    for (int i = 0; i < count; ++i) {
-      const cublasLtMatmulAlgo_t& algorithm = found[i].algo;
+    for (const cublasLtMatmulAlgo_t& algorithm : found) {
       if (Read<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) == choice.tile &&
           Read<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID) == choice.cluster &&
           Read<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1) {
@@ -107,10 +109,93 @@ const cublasLtMatmulAlgo_t& Choose(const cublasLtMatmulHeuristicResult_t* found,
       }
     }
   }
-  return found[0].algo;
+  return found[0];
+}
+
+// In the order of kAlgorithmAttributes.
+Algorithm AttributesOf(const cublasLtMatmulAlgo_t& algorithm) {
+  return {Read<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID),
+          Read<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
+          Read<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+          Read<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID),
+          Read<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+          Read<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
+          Read<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+          Read<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID),
+          Read<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION)};
+}
+
+// Null if it is not there.
+const cublasLtMatmulAlgo_t* FindAlgorithm(const std::vector<cublasLtMatmulAlgo_t>& found,
+                                          const Algorithm& attributes) {
+  for (const cublasLtMatmulAlgo_t& algorithm : found) {
+    if (AttributesOf(algorithm) == attributes) return &algorithm;
+  }
+  return nullptr;
+}
+
+std::string TextOf(const Product& product) {
+  return absl::StrCat("m ", product.m, " n ", product.n, " k ", product.k);
 }
 
 }  // namespace
+
+ProductShape ShapeOf(const Product& product) {
+  ProductShape shape;
+  shape.inputs = product.inputs;
+  shape.output = product.output;
+  shape.fixed_order = product.fixed_order;
+  if (product.a.transposed) {
+    shape.kind = ProductKind::kGradWeight;
+    shape.vocab = product.m;
+    shape.hidden = product.n;
+    shape.rows = product.k;
+  } else if (product.b.transposed) {
+    shape.kind = ProductKind::kLogits;
+    shape.rows = product.m;
+    shape.vocab = product.n;
+    shape.hidden = product.k;
+  } else {
+    shape.kind = ProductKind::kGradHidden;
+    shape.rows = product.m;
+    shape.hidden = product.n;
+    shape.vocab = product.k;
+  }
+  return shape;
+}
+
+Product ProductOf(const ProductShape& shape) {
+  Product product;
+  product.inputs = shape.inputs;
+  product.output = shape.output;
+  product.fixed_order = shape.fixed_order;
+  switch (shape.kind) {
+    case ProductKind::kLogits:
+      product.m = shape.rows;
+      product.n = shape.vocab;
+      product.k = shape.hidden;
+      product.b.transposed = true;
+      break;
+    case ProductKind::kGradHidden:
+      product.m = shape.rows;
+      product.n = shape.hidden;
+      product.k = shape.vocab;
+      break;
+    case ProductKind::kGradWeight:
+      product.m = shape.vocab;
+      product.n = shape.hidden;
+      product.k = shape.rows;
+      product.a.transposed = true;
+      break;
+  }
+  // Rows of logits and of their gradient are padded, as HeadRun has them.
+  const int64_t stride = (shape.vocab + 63) / 64 * 64;
+  const bool logits = shape.kind == ProductKind::kLogits;
+  product.a.stride = logits ? shape.hidden : stride;
+  product.b.stride = shape.hidden;
+  product.d_stride = logits ? stride : shape.hidden;
+  return product;
+}
 
 struct CublasLt::Plan {
   Operation operation;
@@ -136,6 +221,34 @@ absl::StatusOr<CublasLt> CublasLt::Create(uint64_t workspace_bytes, bool use_tab
   return lt;
 }
 
+absl::StatusOr<CublasLt> CublasLt::Create(uint64_t workspace_bytes, AlgorithmTable table) {
+  LOSSD_ASSIGN_OR_RETURN(CublasLt lt, Create(workspace_bytes));
+  lt.table_ = std::move(table);
+  LOSSD_RETURN_IF_ERROR(lt.CheckTable());
+  return lt;
+}
+
+absl::Status CublasLt::CheckTable() {
+  int device = 0;
+  cudaDeviceProp properties;
+  LOSSD_RETURN_IF_CUDA_ERROR(cudaGetDevice(&device), "read the device");
+  LOSSD_RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&properties, device),
+                             "read the device's properties");
+  LOSSD_RETURN_IF_ERROR(
+      table_.CheckMadeFor(properties.name, static_cast<int64_t>(cublasLtGetVersion())));
+  for (const AlgorithmLine& line : table_.lines()) {
+    const auto found = ListAlgorithms(ProductOf(line.product));
+    if (found.ok() && std::find(found->begin(), found->end(), line.algorithm) != found->end()) {
+      continue;
+    }
+    return table_.LineError(
+        line.number,
+        absl::StrCat("the library has no such algorithm for this product with ", workspace_.bytes(),
+                     " bytes of workspace; write the table again with lossctl tune"));
+  }
+  return absl::OkStatus();
+}
+
 CublasLt::~CublasLt() {
   plans_.clear();
   if (handle_ != nullptr && !CudaIsUnloading()) cublasLtDestroy(handle_);
@@ -144,12 +257,14 @@ CublasLt::~CublasLt() {
 CublasLt::CublasLt(CublasLt&& other) noexcept
     : handle_(std::exchange(other.handle_, nullptr)),
       compute_capability_(other.compute_capability_),
+      table_(std::move(other.table_)),
       workspace_(std::move(other.workspace_)),
       plans_(std::move(other.plans_)) {}
 
 CublasLt& CublasLt::operator=(CublasLt&& other) noexcept {
   std::swap(handle_, other.handle_);
   std::swap(compute_capability_, other.compute_capability_);
+  std::swap(table_, other.table_);
   std::swap(workspace_, other.workspace_);
   std::swap(plans_, other.plans_);
   return *this;
@@ -164,10 +279,15 @@ std::string CublasLt::Describe() const {
                     " k ", choice.min_k, " tile ", static_cast<int>(choice.tile), " cluster ",
                     static_cast<int>(choice.cluster));
   }
+  for (const AlgorithmLine& line : table_.lines()) {
+    absl::StrAppend(&text, "; ", lossd::Describe(line.product), " ",
+                    lossd::Describe(line.algorithm));
+  }
   return text;
 }
 
-absl::Status CublasLt::ChooseAlgorithm(const Product& product, Plan* plan) {
+absl::StatusOr<std::vector<cublasLtMatmulAlgo_t>> CublasLt::Propose(const Product& product,
+                                                                    const Plan& plan, int count) {
   Preference preference;
   LOSSD_RETURN_IF_ERROR(
       CublasStatus(cublasLtMatmulPreferenceCreate(&preference.get), "describe a preference"));
@@ -186,37 +306,100 @@ absl::Status CublasLt::ChooseAlgorithm(const Product& product, Plan* plan) {
       preference.Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(product.d)));
   LOSSD_RETURN_IF_ERROR(
       preference.Set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(product.d)));
-  cublasLtMatmulHeuristicResult_t results[kCandidates];
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(count));
   int found = 0;
-  LOSSD_RETURN_IF_ERROR(CublasStatus(
-      cublasLtMatmulAlgoGetHeuristic(handle_, plan->operation.get, plan->a.get, plan->b.get,
-                                     plan->d.get, plan->d.get, preference.get, kCandidates, results,
-                                     &found),
-      absl::StrCat("find an algorithm for m ", product.m, " n ", product.n, " k ", product.k)));
+  LOSSD_RETURN_IF_ERROR(
+      CublasStatus(cublasLtMatmulAlgoGetHeuristic(handle_, plan.operation.get, plan.a.get,
+                                                  plan.b.get, plan.d.get, plan.d.get,
+                                                  preference.get, count, results.data(), &found),
+                   absl::StrCat("find an algorithm for ", TextOf(product))));
   if (found == 0) return CublasStatus(CUBLAS_STATUS_NOT_SUPPORTED, "find an algorithm");
-  plan->algorithm = Choose(results, found, product, compute_capability_);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < found; ++i) algorithms.push_back(results[static_cast<size_t>(i)].algo);
+  return algorithms;
+}
+
+absl::Status CublasLt::ChooseAlgorithm(const Product& product, Plan* plan) {
+  if (const AlgorithmLine* line = table_.Find(ShapeOf(product)); line != nullptr) {
+    // Other strides or alignments than the line was measured with may not allow it: then the build's rule holds.
+    LOSSD_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> all,
+                           Propose(product, *plan, kAllCandidates));
+    const cublasLtMatmulAlgo_t* found = FindAlgorithm(all, line->algorithm);
+    if (found != nullptr) {
+      plan->algorithm = *found;
+      return absl::OkStatus();
+    }
+  }
+  LOSSD_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
+                         Propose(product, *plan, kCandidates));
+  plan->algorithm = Choose(found, product, compute_capability_);
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<Algorithm>> CublasLt::ListAlgorithms(const Product& product) {
+  LOSSD_ASSIGN_OR_RETURN(const std::unique_ptr<Plan> plan, MakePlan(product));
+  LOSSD_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
+                         Propose(product, *plan, kAllCandidates));
+  std::vector<Algorithm> algorithms;
+  for (const cublasLtMatmulAlgo_t& algorithm : found) {
+    // What the attributes do not tell apart is the first of them.
+    const Algorithm attributes = AttributesOf(algorithm);
+    if (std::find(algorithms.begin(), algorithms.end(), attributes) == algorithms.end()) {
+      algorithms.push_back(attributes);
+    }
+  }
+  return algorithms;
+}
+
+absl::StatusOr<Algorithm> CublasLt::ChosenAlgorithm(const Product& product) {
+  LOSSD_ASSIGN_OR_RETURN(const Plan* plan, FindPlan(product));
+  return AttributesOf(plan->algorithm);
+}
+
+absl::Status CublasLt::SetAlgorithm(const Product& product, const Algorithm& algorithm) {
+  LOSSD_ASSIGN_OR_RETURN(std::unique_ptr<Plan> plan, MakePlan(product));
+  LOSSD_ASSIGN_OR_RETURN(const std::vector<cublasLtMatmulAlgo_t> found,
+                         Propose(product, *plan, kAllCandidates));
+  const cublasLtMatmulAlgo_t* chosen = FindAlgorithm(found, algorithm);
+  if (chosen == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("no algorithm ", lossd::Describe(algorithm), " for ", TextOf(product)));
+  }
+  plan->algorithm = *chosen;
+  plans_[KeyOf(product)] = std::move(plan);
+  return absl::OkStatus();
+}
+
+CublasLt::Key CublasLt::KeyOf(const Product& product) {
+  return {product.m,
+          product.n,
+          product.k,
+          static_cast<int64_t>(product.inputs),
+          static_cast<int64_t>(product.output),
+          product.a.stride,
+          product.b.stride,
+          product.d_stride,
+          product.a.transposed,
+          product.b.transposed,
+          product.fixed_order,
+          product.device_alpha != nullptr,
+          AlignmentOf(product.a.data),
+          AlignmentOf(product.b.data),
+          AlignmentOf(product.d),
+          product.beta != 0};
+}
+
 absl::StatusOr<const CublasLt::Plan*> CublasLt::FindPlan(const Product& product) {
-  const bool device_scalars = product.device_alpha != nullptr;
-  const Key key = {product.m,
-                   product.n,
-                   product.k,
-                   static_cast<int64_t>(product.inputs),
-                   static_cast<int64_t>(product.output),
-                   product.a.stride,
-                   product.b.stride,
-                   product.d_stride,
-                   product.a.transposed,
-                   product.b.transposed,
-                   product.fixed_order,
-                   device_scalars,
-                   AlignmentOf(product.a.data),
-                   AlignmentOf(product.b.data),
-                   AlignmentOf(product.d),
-                   product.beta != 0};
+  const Key key = KeyOf(product);
   if (const auto it = plans_.find(key); it != plans_.end()) return it->second.get();
+  LOSSD_ASSIGN_OR_RETURN(std::unique_ptr<Plan> plan, MakePlan(product));
+  LOSSD_RETURN_IF_ERROR(ChooseAlgorithm(product, plan.get()));
+  if (plans_.size() >= kMaxPlans) plans_.clear();
+  return plans_.emplace(key, std::move(plan)).first->second.get();
+}
+
+absl::StatusOr<std::unique_ptr<CublasLt::Plan>> CublasLt::MakePlan(const Product& product) {
+  const bool device_scalars = product.device_alpha != nullptr;
   auto plan = std::make_unique<Plan>();
   Operation& operation = plan->operation;
   LOSSD_RETURN_IF_ERROR(
@@ -239,9 +422,7 @@ absl::StatusOr<const CublasLt::Plan*> CublasLt::FindPlan(const Product& product)
           ? plan->b.Create(product.inputs, product.k, product.m, product.a.stride)
           : plan->b.Create(product.inputs, product.m, product.k, product.a.stride));
   LOSSD_RETURN_IF_ERROR(plan->d.Create(product.output, product.m, product.n, product.d_stride));
-  LOSSD_RETURN_IF_ERROR(ChooseAlgorithm(product, plan.get()));
-  if (plans_.size() >= kMaxPlans) plans_.clear();
-  return plans_.emplace(key, std::move(plan)).first->second.get();
+  return plan;
 }
 
 absl::Status CublasLt::Run(const Product& product, cudaStream_t stream) {
@@ -254,7 +435,7 @@ absl::Status CublasLt::Run(const Product& product, cudaStream_t stream) {
           product.b.data, plan->a.get, product.a.data, plan->b.get,
           device_scalars ? product.device_beta : &product.beta, product.d, plan->d.get, product.d,
           plan->d.get, &plan->algorithm, workspace_.data(), workspace_.bytes(), stream),
-      absl::StrCat("multiply m ", product.m, " n ", product.n, " k ", product.k));
+      absl::StrCat("multiply ", TextOf(product)));
 }
 
 }  // namespace lossd

@@ -44,11 +44,16 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(const CudaOptio
                       absl::StrCat(options.workspace_bytes));
   }
   auto backend = std::unique_ptr<CudaBackend>(new CudaBackend());
+  AlgorithmTable algorithms;
+  if (!options.algorithms.empty()) {
+    LOSSD_ASSIGN_OR_RETURN(algorithms, AlgorithmTable::Read(options.algorithms));
+  }
   const uint64_t product_bytes = ProductBytes(options.workspace_bytes);
   LOSSD_ASSIGN_OR_RETURN(
       backend->device_,
       CudaDevice::Create(options.device, options.workspace_bytes - product_bytes));
-  LOSSD_ASSIGN_OR_RETURN(backend->head_, CudaHead::Create(backend->device_.get(), product_bytes));
+  LOSSD_ASSIGN_OR_RETURN(backend->head_, CudaHead::Create(backend->device_.get(), product_bytes,
+                                                          std::move(algorithms)));
   LOSSD_ASSIGN_OR_RETURN(backend->layers_, CudaLayers::Create(backend->device_.get()));
   LOSSD_RETURN_IF_ERROR(backend->Warm());
   return backend;

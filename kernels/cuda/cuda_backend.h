@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "kernels/core/launch_cache.h"
@@ -18,6 +19,8 @@ struct CudaOptions {
   int device = 0;
   // All scratch memory of the backend, the library's included. At least kMinWorkspaceBytes.
   uint64_t workspace_bytes = 2200000000;
+  // A table of lossctl tune; empty: the build's alone.
+  std::string algorithms;
 };
 
 class CudaBackend {
@@ -31,7 +34,7 @@ class CudaBackend {
   static absl::StatusOr<int> CountDevices();
 
   // Allocates, loads every kernel and runs a small product of each type: later calls allocate nothing.
-  // Errors: INVALID_ARGUMENT (device, workspace_bytes), RESOURCE_EXHAUSTED (GPU_MEMORY), UNAVAILABLE (GPU_LOST).
+  // Errors: those of CublasLt::Create and AlgorithmTable::Read, INVALID_ARGUMENT (device, workspace_bytes), RESOURCE_EXHAUSTED (GPU_MEMORY), UNAVAILABLE (GPU_LOST).
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const CudaOptions& options);
 
   // Borrowed from this object.

@@ -18,9 +18,12 @@
 namespace lossd {
 
 absl::StatusOr<std::unique_ptr<CudaHead>> CudaHead::Create(CudaDevice* device,
-                                                           uint64_t product_bytes) {
+                                                           uint64_t product_bytes,
+                                                           AlgorithmTable algorithms) {
   auto head = std::unique_ptr<CudaHead>(new CudaHead(device));
-  LOSSD_ASSIGN_OR_RETURN(head->products_, CublasLt::Create(product_bytes));
+  LOSSD_ASSIGN_OR_RETURN(
+      head->products_, algorithms.empty() ? CublasLt::Create(product_bytes)
+                                          : CublasLt::Create(product_bytes, std::move(algorithms)));
   device->SetAlgorithmTable(head->products_.Describe());
   // The runtime would load them at first use, in the middle of a request.
   LOSSD_RETURN_IF_CUDA_ERROR(PrepareStageKernels(), "load the stages");

@@ -27,9 +27,10 @@ absl::Status RunHeadTwiceOn(const CudaMachine& machine, HeadBackend& backend, co
 // Borrows the device, on whose stream everything is enqueued.
 class CudaHead final : public HeadBackend {
  public:
-  // Loads all kernels. `product_bytes` of device memory are for products that the library splits.
+  // Loads all kernels. `product_bytes` of device memory are for products that the library splits. An empty table is none.
   static absl::StatusOr<std::unique_ptr<CudaHead>> Create(CudaDevice* device,
-                                                          uint64_t product_bytes);
+                                                          uint64_t product_bytes,
+                                                          AlgorithmTable algorithms);
 
   absl::Status StartRows(const HeadProblem& head, RowStart& start, RowSet* rows,
                          ResultRecord* found) override;

@@ -28,9 +28,10 @@ void HeadRun::ExplainTypes(std::vector<std::string>* reasons) const {
     reasons->push_back("hidden, weight: f16 gradients are scaled, for which rows are read twice");
   }
   if (!gather_) return;
-  const char* const why = !identity_              ? "only rows that count are multiplied"
-                          : rows_ != real_rows_   ? "batch_invariant fills the last tile"
-                          : pass_.batch_invariant ? "batch_invariant multiplies fixed tiles"
+  const bool tiled = pass_.batch_invariant && !exp_;
+  const char* const why = !identity_            ? "only rows that count are multiplied"
+                          : rows_ != real_rows_ ? "batch_invariant fills the last tile"
+                          : tiled               ? "batch_invariant multiplies fixed tiles"
                           : head_.hidden.dtype != product_ ? "they are not of the products' type"
                                                            : "they do not lie evenly";
   reasons->push_back(absl::StrCat("hidden: its rows are copied, since ", why));
@@ -65,6 +66,22 @@ void HeadRun::ExplainWeight(PlannedPass* out) const {
   }
 }
 
+void HeadRun::ExplainFilter(PlannedPass* out) const {
+  if (filters_) {
+    out->ways.push_back(
+        "gradients: products of the blocks that matter, which cost at most what is given here");
+    return;
+  }
+  if (!(pass_.gradient_filter > 0) || !pass_.gradients.any()) return;
+  const char* const why = !exp_ ? "only goes with the product with exponentials"
+                          : pass_.gradients.bias
+                              ? "is not taken beside grad_bias, which needs every block"
+                          : weight_path_ == WeightPath::kSlices
+                              ? "is not taken for slices of the vocabulary"
+                              : "is not taken for destinations of this type or these strides";
+  out->reasons.push_back(absl::StrCat("gradient_filter: ", why));
+}
+
 PlannedPass HeadRun::Explain() const {
   PlannedPass out;
   out.plan = Describe();
@@ -97,6 +114,7 @@ PlannedPass HeadRun::Explain() const {
   }
   ExplainTypes(&out.reasons);
   ExplainWeight(&out);
+  ExplainFilter(&out);
   return out;
 }
 

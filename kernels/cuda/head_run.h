@@ -139,6 +139,7 @@ class HeadRun {
   ProductCost Cost() const;
   void ExplainTypes(std::vector<std::string>* reasons) const;
   void ExplainWeight(PlannedPass* out) const;
+  void ExplainFilter(PlannedPass* out) const;
 
   absl::Status RunEmpty();
   // The end of a run that only plans.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
 
 namespace lossd {
@@ -18,6 +20,24 @@ class AnyRegion final : public RegionResolver {
     return region;
   }
 };
+
+// Larger calls exist nowhere, and their plans would be long.
+constexpr int64_t kMaxExtent = int64_t{1} << 24;
+
+absl::Status CheckExtents(const OpSchema& schema, const google::protobuf::Message& request,
+                          const Dims& dims) {
+  const auto wrong = [](const std::string& field, int64_t extent) {
+    return FieldError(field, "of extents of at most 2^24 in a plan", absl::StrCat(extent));
+  };
+  for (const FieldRule& rule : schema.fields()) {
+    if (!rule.is_tensor || !HasField(request, rule)) continue;
+    for (const int64_t extent : GetTensor(request, rule).shape()) {
+      if (extent > kMaxExtent) return wrong(rule.name, extent);
+    }
+    if (rule.dims[0] == "N" && dims["N"] > kMaxExtent) return wrong(rule.name, dims["N"]);
+  }
+  return absl::OkStatus();
+}
 
 // Gives every tensor a place: one of its own if the shapes are known to be sound, else the same.
 void Place(const OpSchema& schema, bool sound, google::protobuf::Message* request) {
@@ -81,7 +101,8 @@ absl::StatusOr<Explanation> Explain(const Registry& registry, const v1::Op& op,
   google::protobuf::Message* request = reflection->MutableMessage(
       &placed, reflection->GetOneofFieldDescriptor(placed, v1::Op::descriptor()->oneof_decl(0)));
   Place(known->schema(), /*sound=*/false, request);
-  LOSSD_RETURN_IF_ERROR(known->schema().Check(*request).status());
+  LOSSD_ASSIGN_OR_RETURN(const Dims dims, known->schema().Check(*request));
+  LOSSD_RETURN_IF_ERROR(CheckExtents(known->schema(), *request, dims));
   Place(known->schema(), /*sound=*/true, request);
   LOSSD_ASSIGN_OR_RETURN(const AdmittedOp admitted, Admit(registry, placed, AnyRegion()));
   OpCall call;

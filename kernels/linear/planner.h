@@ -81,7 +81,8 @@ class Planner : public HeadBackend {
 
 // Plans one operation. Its tensors need dtype, shape and, where they are not row-major without gaps, strides; where they lie is not looked
 // at: each is taken to start at an aligned address of its own.
-// Errors: those of a call of these shapes, RESOURCE_EXHAUSTED for a workspace that is too small included.
+// Errors: those of a call of these shapes, RESOURCE_EXHAUSTED for a workspace that is too small included; INVALID_ARGUMENT for an extent
+// above 2^24.
 absl::StatusOr<Explanation> Explain(const Registry& registry, const v1::Op& op,
                                     const RunOptions& options, Planner& planner);
 

@@ -23,6 +23,7 @@ namespace {
 class FakeHolder final : public BackendHolder {
  public:
   Backend backend() override { return {&device, nullptr}; }
+  DeviceDescription Describe() override { return DeviceDescription(); }
   FakeDevice device{/*is_host=*/false};
 };
 

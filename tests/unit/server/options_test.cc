@@ -53,5 +53,32 @@ TEST(OptionsTest, NamesTheFlagThatIsWrong) {
   EXPECT_EQ(Refusal(ParseOptions({"stray"})), "INVALID_ARGUMENT stray");
 }
 
+TEST(OptionsTest, TuningHasShapes) {
+  const auto none = ParseOptions({"--tune", "t"});
+  ASSERT_OK(none);
+  ASSERT_EQ(none->tune_shapes.size(), 1u);
+  EXPECT_EQ(none->tune_shapes[0].vocab, 128256);
+  EXPECT_EQ(none->tune_rounds, 7);
+  const auto two = ParseOptions(
+      {"--tune=t", "--tune-shape", "8x4x100:f16", "--tune-shape=1x2x3:f32", "--tune-rounds", "3"});
+  ASSERT_OK(two);
+  ASSERT_EQ(two->tune_shapes.size(), 2u);
+  EXPECT_EQ(two->tune_shapes[0].rows, 8);
+  EXPECT_EQ(two->tune_shapes[0].hidden, 4);
+  EXPECT_EQ(two->tune_shapes[0].vocab, 100);
+  EXPECT_EQ(two->tune_shapes[0].model, DType::kF16);
+  EXPECT_EQ(two->tune_rounds, 3);
+  for (const char* bad : {"", "8x4:bf16", "8x4x100", "8x4x100:i32", "0x4x100:bf16", "8x4x1e3:bf16",
+                          "8x4x100x2:bf16", "8x4x99999999999:bf16", "8x4x100:bf16:f32"}) {
+    EXPECT_FALSE(ParseOptions({"--tune=t", "--tune-shape", bad}).ok()) << bad;
+  }
+  // Nothing is ignored.
+  EXPECT_FALSE(ParseOptions({"--tune-shape", "8x4x100:bf16"}).ok());
+  EXPECT_FALSE(ParseOptions({"--tune-rounds", "3"}).ok());
+  EXPECT_FALSE(ParseOptions({"--tune="}).ok());
+  EXPECT_FALSE(ParseOptions({"--algorithms="}).ok());
+  EXPECT_EQ(ParseOptions({"--algorithms", "t"})->algorithms, "t");
+}
+
 }  // namespace
 }  // namespace lossd
