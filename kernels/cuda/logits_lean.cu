@@ -247,7 +247,7 @@ cudaError_t PrepareKernel(int64_t shared_limit) {
   };
   set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   set(cudaFuncAttributeMaxDynamicSharedMemorySize,
-      std::min(kLargestBytes, shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes)));
+      shared_limit - static_cast<int64_t>(attributes.sharedSizeBytes));
   if (error != cudaSuccess) return error;
   // Where 16 blocks are refused, the launch takes fewer.
   if (cudaFuncSetAttribute(K::kFunction, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=

@@ -29,7 +29,7 @@ struct Activation {
 
 // 1 / (1 + e^-x): 0 and 1 far out.
 template <class M>
-LOSSD_HD typename M::Real Logistic(typename M::Real x) {
+LOSSD_HD typename M::Real GateSigmoid(typename M::Real x) {
   return M::Reciprocal(1.0f + M::Exp(-x));
 }
 
@@ -38,7 +38,7 @@ LOSSD_HD Activation<M> Activate(const GatedOptions& options, typename M::Real ga
   using Real = typename M::Real;
   if (kKind == GatedKind::kSilu) {
     const Real v = options.gate_scale * gate;
-    const Real sig = Logistic<M>(v);
+    const Real sig = GateSigmoid<M>(v);
     const Real value = v * sig;
     return {value, options.gate_scale * (sig + value * (1.0f - sig))};
   }
@@ -47,7 +47,7 @@ LOSSD_HD Activation<M> Activate(const GatedOptions& options, typename M::Real ga
     const Real far = M::Splat(30);
     const Real g = gate > far ? far : (gate < -far ? -far : gate);
     const Real square = g * g;
-    const Real sig = Logistic<M>(1.5957691216057308f * g * (1.0f + 0.044715f * square));
+    const Real sig = GateSigmoid<M>(1.5957691216057308f * g * (1.0f + 0.044715f * square));
     const Real value = gate * sig;
     const Real inner = 1.5957691216057308f * (1.0f + 0.134145f * square);
     return {value, sig + g * sig * (1.0f - sig) * inner};

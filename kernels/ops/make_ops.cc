@@ -1,6 +1,6 @@
 #include "kernels/core/status_macros.h"
-#include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/activation.h"
+#include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/jensen_shannon.h"
 #include "kernels/ops/kl_divergence.h"
 #include "kernels/ops/linear_cross_entropy.h"
