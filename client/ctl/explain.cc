@@ -201,6 +201,7 @@ void Show(const ExplainedOp& op, const std::string& name, const v1::ExplainReply
   Line("device", DeviceText(reply.device()));
   const double nhv = op.Nhv();
   double sum = 0;
+  if (reply.passes_size() == 0) Line("plan", "nothing to choose: no products");
   for (int i = 0; i < reply.passes_size(); ++i) {
     const v1::PlannedPass& pass = reply.passes(i);
     std::cout << "\n";

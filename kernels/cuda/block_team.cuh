@@ -10,7 +10,8 @@ template <int Threads>
 class BlockTeamOf {
  public:
   static constexpr int kThreads = Threads;
-  static constexpr int kScratchWords = Threads / 32 + 1;
+  static constexpr int kMostSums = 8;  // of SumAll
+  static constexpr int kScratchWords = kMostSums * (Threads / 32 + 1);
 
   // Shared memory of the block: `scratch` has kScratchWords words, `counters` kTeamCounters (null if the stage does not count).
   __device__ explicit BlockTeamOf(int64_t* scratch, uint32_t* counters = nullptr)
@@ -24,42 +25,70 @@ class BlockTeamOf {
 
   template <class T>
   __device__ T Sum(T value) {
-    return Reduce(value, [](T a, T b) { return a + b; });
+    SumAll(&value);
+    return value;
   }
   template <class... T>
   __device__ void SumAll(T*... values) {
-    ((*values = Sum(*values)), ...);
+    ReduceAll([](auto a, auto b) { return a + b; }, values...);
   }
   template <class T>
   __device__ T Min(T value) {
-    return Reduce(value, [](T a, T b) { return a < b ? a : b; });
+    ReduceAll([](T a, T b) { return a < b ? a : b; }, &value);
+    return value;
   }
   template <class T>
   __device__ T Max(T value) {
-    return Reduce(value, [](T a, T b) { return a > b ? a : b; });
+    ReduceAll([](T a, T b) { return a > b ? a : b; }, &value);
+    return value;
   }
 
  private:
   static constexpr int kWarps = kThreads / 32;
 
-  // int64_t is `long`, which the shuffles take; so is double.
-  template <class T, class Combine>
-  __device__ T Reduce(T value, Combine combine) {
+  // Over the warp's first kLanes lanes: in the first of them. int64_t is `long`, which the shuffles take; so is double.
+  template <int kLanes, class T, class Combine>
+  __device__ static T ReduceLanes(T value, Combine combine) {
     static_assert(sizeof(T) <= sizeof(int64_t));
-    for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       value = combine(value, __shfl_down_sync(~0u, value, offset));
     }
-    T* words = reinterpret_cast<T*>(scratch_);
-    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = value;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int w = 1; w < kWarps; ++w) value = combine(value, words[w]);
-      words[kWarps] = value;
-    }
-    __syncthreads();
-    value = words[kWarps];
-    __syncthreads();
     return value;
+  }
+  template <class T>
+  __device__ T* Words(int number) {
+    return reinterpret_cast<T*>(scratch_ + number * (kWarps + 1));
+  }
+  template <class Combine, class... T>
+  __device__ void ReduceAll(Combine combine, T*... values) {
+    static_assert(sizeof...(T) <= kMostSums);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    int number = 0;
+    (
+        [&] {
+          const T value = ReduceLanes<32>(*values, combine);
+          if (lane == 0) Words<T>(number)[warp] = value;
+          ++number;
+        }(),
+        ...);
+    __syncthreads();
+    // A warp for each value.
+    number = 0;
+    (
+        [&] {
+          if (warp == number % kWarps) {
+            const T value = ReduceLanes<kWarps>(Words<T>(number)[lane % kWarps], combine);
+            if (lane == 0) Words<T>(number)[kWarps] = value;
+          }
+          ++number;
+        }(),
+        ...);
+    __syncthreads();
+    number = 0;
+    ((*values = Words<T>(number++)[kWarps]), ...);
+    __syncthreads();
   }
 
   int64_t* scratch_;

@@ -9,9 +9,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/cuda/buffer.h"
 #include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_machine.h"
+#include "kernels/cuda/head_kernels.h"
 #include "kernels/cuda/loss_plan.h"
 #include "kernels/linear/head_backend.h"
 
@@ -37,8 +39,7 @@ class CudaHead final : public HeadBackend {
   absl::Status RunStage(const Stage& stage, int64_t count) override;
   // One launch.
   absl::Status RunLoss(LossRun& run) override;
-  // See head_run.h. Does not wait.
-  // See head_run.h and logits_run.h. Does not wait.
+  // See head_run.h and logits_run.h. Waits only where rows without gradient are left out of its products.
   absl::Status RunHead(const HeadPass& pass, std::string* plan) override;
   // One product where the workspace holds all logits.
   absl::Status RunHeadTwice(const HeadPass& first, const std::vector<StageRun>& between,
@@ -48,14 +49,20 @@ class CudaHead final : public HeadBackend {
   absl::Status RunPair(const PairPass& pass, std::string* plan) override;
 
   CublasLt& products() { return products_; }
+  // See CudaMachine.
+  void set_worth_waiting(double multiplications) { machine_.worth_waiting = multiplications; }
 
  private:
   explicit CudaHead(CudaDevice* device) : device_(device) {}
+  // What the latest start has found.
+  absl::StatusOr<StartNote> AwaitStart();
 
   CudaDevice* device_;
   CublasLt products_;
   CudaMachine machine_;
   LossLimits loss_limits_;
+  PinnedBuffer note_;  // a StartNote
+  uint32_t starts_ = 0;
 };
 
 }  // namespace lossd

@@ -29,6 +29,9 @@ struct CudaMachine {
   CudaDevice* device = nullptr;
   CublasLt* products = nullptr;
   PlanSink* plans = nullptr;  // without a device
+  // From so many multiplications on, the products of gradients are worth a wait of the host for the number of rows that have one: 2 ms of an
+  // H200.
+  double worth_waiting = 7e11;
 };
 
 }  // namespace lossd

@@ -27,8 +27,8 @@ constexpr int kRoundColumns = 64;
 constexpr int kRoundBytes = 16 * kRoundColumns * 2;
 constexpr int kWarps = 8;
 constexpr int kSharedBytes = kStages * kStageBytes + kWarps * kRoundBytes + 1024;
-// Rows whose hidden states stay in the L2 cache while the weight streams by: so many pairs of tiles.
-constexpr int kGroupPairs = 8;
+// Of the rows whose hidden states stay in the L2 cache while the weight streams by.
+constexpr int kGroupBytes = 16 << 20;
 
 // Of the two warpgroups that multiply; the next one is the second group's.
 constexpr int kTurnBarrier = 1;
@@ -42,13 +42,14 @@ struct Tile {
 struct Tiles {
   int pairs;
   int columns;
+  int group;  // pairs of a group
 
   __device__ int count() const { return pairs * columns; }
   __device__ Tile operator[](int i) const {
-    const int group = i / (kGroupPairs * columns);
-    const int in_group = i - group * kGroupPairs * columns;
-    const int size = min(kGroupPairs, pairs - group * kGroupPairs);
-    return {group * kGroupPairs + in_group % size, in_group / size};
+    const int number = i / (group * columns);
+    const int in_group = i - number * group * columns;
+    const int size = min(group, pairs - number * group);
+    return {number * group + in_group % size, in_group / size};
   }
 };
 
@@ -388,6 +389,7 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kThread
                     ? (p.rows + kClusterBlocks * kExpTileRows - 1) / (kClusterBlocks * kExpTileRows)
                     : *p.pair_count;
   tiles.columns = (p.columns + kExpTileColumns - 1) / kExpTileColumns;
+  tiles.group = max(1, kGroupBytes / (kClusterBlocks * kExpTileRows * 2 * p.hidden_size));
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       hopper::InitBarrier(&shared.full[i], 1);

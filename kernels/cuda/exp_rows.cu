@@ -15,9 +15,10 @@ constexpr float kLn2 = 0.6931471805599453f;
 // What a product over one column of the hidden size loses, relative to its result: random data, H 512 to 8192, H200.
 constexpr float kLostPart = 9.3e-10f;
 // Parts of a row's tiles that are added up beside each other.
-constexpr int kParts = 8;
+constexpr int kParts = 32;
 // Rows of a block of the totals.
 constexpr int kTotalRows = 32;
+constexpr int kTotalThreads = kTotalRows * kParts;
 static_assert(kPairRows % kTotalRows == 0);
 // A row whose gradient is the target's entry alone gets so much of the others.
 constexpr float kLeastShare = 0x1p-20f;
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
 __device__ float PartOf(const ExpRows& in, int k, int64_t r, int part) {
   const float* sums = in.sums + (int64_t{k} * in.tiles) * in.rows + r;
   float sum = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int tile = part; tile < in.tiles; tile += kParts) sum = __fadd_rn(sum, sums[tile * in.rows]);
   return sum;
 }
@@ -136,39 +137,42 @@ __device__ void Repair(const ExpRows& in, int64_t r) {
   if (atomicExch(in.repaired + pair, 1) == 0) in.pairs[atomicAdd(in.pair_count, 1)] = pair;
 }
 
-// A thread has one row and one part of its tiles.
-__global__ void __launch_bounds__(kThreads) TotalsKernel(const __grid_constant__ ExpRows in) {
-  static_assert(kThreads == kTotalRows * kParts);
-  __shared__ float parts[kParts][kTotalRows];
+// A thread has one row and one part of its tiles, then one row and one of its sums.
+__global__ void __launch_bounds__(kTotalThreads) TotalsKernel(const __grid_constant__ ExpRows in) {
+  constexpr int kMostSums = 4;
+  __shared__ float parts[kMostSums][kParts][kTotalRows];
+  __shared__ float highest[kParts][kTotalRows];
   __shared__ int columns[kParts][kTotalRows];
   const int lane = static_cast<int>(threadIdx.x) % kTotalRows;
   const int part = static_cast<int>(threadIdx.x) / kTotalRows;
   const int64_t r = blockIdx.x * int64_t{kTotalRows} + lane;
   const bool has_row = r < in.rows;
-  const int count = in.which == ExpSums::kExp ? 1 : in.which == ExpSums::kEntropy ? 2 : 4;
-  for (int k = 0; k < count; ++k) {
-    if (has_row) parts[part][lane] = PartOf(in, k, r, part);
-    __syncthreads();
-    if (part == 0 && has_row) {
-      float sum = 0;
-      for (int p = 0; p < kParts; ++p) sum = __fadd_rn(sum, parts[p][lane]);
-      in.totals[k * in.rows + r] = sum;
-      if (k == 0) Repair(in, r);
-    }
-    __syncthreads();
-  }
-  if (in.which != ExpSums::kAll) return;
+  const bool has_largest = in.which == ExpSums::kAll;
+  const int count = has_largest ? kMostSums : in.which == ExpSums::kEntropy ? 2 : 1;
   if (has_row) {
-    const LargestColumn largest = LargestOf(in, r, part);
-    parts[part][lane] = largest.d;
-    columns[part][lane] = largest.column;
+#pragma unroll
+    for (int k = 0; k < kMostSums; ++k) {
+      if (k < count) parts[k][part][lane] = PartOf(in, k, r, part);
+    }
+    if (has_largest) {
+      const LargestColumn largest = LargestOf(in, r, part);
+      highest[part][lane] = largest.d;
+      columns[part][lane] = largest.column;
+    }
   }
   __syncthreads();
-  if (part != 0 || !has_row) return;
-  LargestColumn largest;
-  for (int p = 0; p < kParts; ++p) largest.Add(parts[p][lane], columns[p][lane]);
-  in.totals[kLargestD * in.rows + r] = largest.d;
-  in.totals[kLargestColumn * in.rows + r] = __int_as_float(largest.column);
+  if (!has_row) return;
+  if (part < count) {
+    float sum = 0;
+    for (int p = 0; p < kParts; ++p) sum = __fadd_rn(sum, parts[part][p][lane]);
+    in.totals[part * in.rows + r] = sum;
+    if (part == 0) Repair(in, r);
+  } else if (part == kMostSums && has_largest) {
+    LargestColumn largest;
+    for (int p = 0; p < kParts; ++p) largest.Add(highest[p][lane], columns[p][lane]);
+    in.totals[kLargestD * in.rows + r] = largest.d;
+    in.totals[kLargestColumn * in.rows + r] = __int_as_float(largest.column);
+  }
 }
 
 // The totals of a row, by one thread where its tiles were computed anew: in the same order.
@@ -250,8 +254,8 @@ __device__ float Factor(const ExpRows& in, int64_t r, int target, const RowCoeff
   return c / sum_exp * slope * (k.a == 0 || rounded == 0 ? 1.0f : entry / rounded);
 }
 
-// A thread for each row.
-constexpr int kAnswerRows = 128;
+// A thread for each row: few in a block, so that every multiprocessor has some.
+constexpr int kAnswerRows = 32;
 
 template <class Program>
 __global__ void __launch_bounds__(kAnswerRows)
@@ -284,10 +288,12 @@ __global__ void __launch_bounds__(kAnswerRows)
 }
 
 // A thread for each row; then the rows to clear by the whole block.
-__global__ void __launch_bounds__(kAnswerRows)
+constexpr int kEntryRows = 128;
+
+__global__ void __launch_bounds__(kEntryRows)
     EntriesKernel(const __grid_constant__ ExpRows in, int begin, int columns) {
-  __shared__ uint8_t clear[kAnswerRows];
-  const int64_t first = blockIdx.x * int64_t{kAnswerRows};
+  __shared__ uint8_t clear[kEntryRows];
+  const int64_t first = blockIdx.x * int64_t{kEntryRows};
   const int64_t r = first + threadIdx.x;
   bool clears = false;
   if (r < in.rows) {
@@ -299,19 +305,88 @@ __global__ void __launch_bounds__(kAnswerRows)
   }
   clear[threadIdx.x] = clears ? 1 : 0;
   if (!__syncthreads_or(clears)) return;
-  for (int i = 0; i < kAnswerRows; ++i) {
+  for (int i = 0; i < kEntryRows; ++i) {
     if (clear[i] == 0) continue;
     uint4* e = reinterpret_cast<uint4*>(in.e + (first + i) * in.e_stride);
-    for (int64_t j = threadIdx.x; j < in.e_stride / 8; j += kAnswerRows)
+    for (int64_t j = threadIdx.x; j < in.e_stride / 8; j += kEntryRows)
       e[j] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// One block: first the rows with a factor, then the others, both in their order.
+constexpr int kOrderThreads = 1024;
+
+__global__ void __launch_bounds__(kOrderThreads)
+    OrderRowsKernel(const float* factor, int rows, int32_t* order, int32_t* count) {
+  __shared__ int sums[kOrderThreads / 32];
+  __shared__ int total;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // Adds up `value` over the threads before this one; the total of all comes back in *all.
+  const auto before = [&](bool value, int* all) {
+    const unsigned set = __ballot_sync(~0u, value);
+    if (lane == 0) sums[warp] = __popc(set);
+    __syncthreads();
+    if (warp == 0) {
+      int sum = sums[lane];
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+      }
+      sums[lane] = sum;
+      if (lane == 31) total = sum;
+    }
+    __syncthreads();
+    const int result = (warp == 0 ? 0 : sums[warp - 1]) + __popc(set & ((1u << lane) - 1));
+    *all = total;
+    __syncthreads();
+    return result;
+  };
+  int place = 0;
+  for (const bool live : {true, false}) {
+    for (int begin = 0; begin < rows; begin += kOrderThreads) {
+      const int r = begin + static_cast<int>(threadIdx.x);
+      const bool is_one = r < rows && (factor[r] != 0) == live;
+      int all = 0;
+      const int at = place + before(is_one, &all);
+      if (is_one) order[at] = r;
+      place += all;
+    }
+    if (live && threadIdx.x == 0) *count = place;
+  }
+}
+
+// A thread has 8 columns and takes the rows in turn, several at a time: what it writes has been read, since order[k] >= k.
+constexpr int kMoveThreads = 64;
+constexpr int kMoveRows = 16;
+
+__global__ void __launch_bounds__(kMoveThreads)
+    MoveRowsKernel(uint16_t* e, int64_t stride, const int32_t* order, int count, int padded) {
+  const int64_t j = 8 * (blockIdx.x * int64_t{kMoveThreads} + threadIdx.x);
+  if (j >= stride) return;
+  uint16_t* column = e + j;
+  for (int begin = 0; begin < padded; begin += kMoveRows) {
+    uint4 v[kMoveRows];
+#pragma unroll
+    for (int i = 0; i < kMoveRows; ++i) {
+      v[i] = make_uint4(0, 0, 0, 0);
+      if (begin + i < count) {
+        v[i] = __ldcs(reinterpret_cast<const uint4*>(column + __ldg(order + begin + i) * stride));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kMoveRows; ++i) {
+      if (begin + i < padded) *reinterpret_cast<uint4*>(column + (begin + i) * stride) = v[i];
+    }
   }
 }
 
 // 4 numbers a thread; a block for each row.
 __global__ void __launch_bounds__(kThreads)
     ScaleRowsKernel(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,
-                    int64_t width, const float* factor) {
-  const int64_t r = blockIdx.x;
+                    int64_t width, const float* factor, const int32_t* order) {
+  const int64_t i = blockIdx.x;
+  const int64_t r = order == nullptr ? i : order[i];
   const float f = factor[r];
   for (int64_t k = 4 * threadIdx.x; k < width; k += 4 * kThreads) {
     float4 v = make_float4(0, 0, 0, 0);
@@ -319,20 +394,21 @@ __global__ void __launch_bounds__(kThreads)
       v = Widen(*reinterpret_cast<const uint2*>(x + r * x_stride + k));
       v = make_float4(v.x * f, v.y * f, v.z * f, v.w * f);
     }
-    *reinterpret_cast<uint2*>(to + r * to_stride + k) = Narrow(v);
+    *reinterpret_cast<uint2*>(to + i * to_stride + k) = Narrow(v);
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
     ScatterScaledKernel(const __grid_constant__ RowsView to, const float* from, int64_t from_stride,
-                        int64_t width, const int32_t* index, const float* factor,
-                        const ResultRecord* record) {
-  const int64_t r = blockIdx.x;
+                        int64_t begin, int64_t width, const int32_t* index, const float* factor,
+                        const int32_t* order, const ResultRecord* record) {
+  const int64_t i = begin + blockIdx.x;
+  const int64_t r = order == nullptr ? i : order[i];
   const int64_t row = index[r];
   if (row < 0 || record->code != 0) return;
   const float f = factor[r];
   char* out = static_cast<char*>(to.data) + to.Offset(row) * static_cast<int64_t>(SizeOf(to.dtype));
-  const float* in = from + r * from_stride;
+  const float* in = from + blockIdx.x * from_stride;
   if (to.dtype == DType::kBF16 && reinterpret_cast<uintptr_t>(out) % 8 == 0 && width % 4 == 0) {
     for (int64_t k = 4 * threadIdx.x; k < width; k += 4 * kThreads) {
       float4 v = make_float4(0, 0, 0, 0);
@@ -387,7 +463,7 @@ cudaError_t LaunchExpReferences(const ExpRows& rows, const RowProgram& program,
 
 cudaError_t LaunchExpTotals(const ExpRows& rows, cudaStream_t stream) {
   if (rows.rows == 0) return cudaSuccess;
-  TotalsKernel<<<Blocks(rows.rows, kTotalRows), kThreads, 0, stream>>>(rows);
+  TotalsKernel<<<Blocks(rows.rows, kTotalRows), kTotalThreads, 0, stream>>>(rows);
   return cudaGetLastError();
 }
 
@@ -404,25 +480,42 @@ cudaError_t LaunchExpAnswers(const ExpRows& rows, const RowProgram& program, cud
 cudaError_t LaunchExpEntries(const ExpRows& rows, int64_t begin, int64_t columns,
                              cudaStream_t stream) {
   if (rows.rows == 0) return cudaSuccess;
-  EntriesKernel<<<Blocks(rows.rows, kAnswerRows), kAnswerRows, 0, stream>>>(
+  EntriesKernel<<<Blocks(rows.rows, kEntryRows), kEntryRows, 0, stream>>>(
       rows, static_cast<int>(begin), static_cast<int>(columns));
   return cudaGetLastError();
 }
 
+cudaError_t LaunchOrderRows(const ExpRows& rows, int32_t* order, int32_t* count,
+                            cudaStream_t stream) {
+  OrderRowsKernel<<<1, kOrderThreads, 0, stream>>>(rows.factor, static_cast<int>(rows.rows), order,
+                                                   count);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchMoveRows(const ExpRows& rows, const int32_t* order, int64_t count, int64_t padded,
+                           cudaStream_t stream) {
+  if (padded == 0) return cudaSuccess;
+  MoveRowsKernel<<<Blocks(rows.e_stride / 8, kMoveThreads), kMoveThreads, 0, stream>>>(
+      rows.e, rows.e_stride, order, static_cast<int>(count), static_cast<int>(padded));
+  return cudaGetLastError();
+}
+
 cudaError_t LaunchScaleRows(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,
-                            int64_t rows, int64_t width, const float* factor, cudaStream_t stream) {
+                            int64_t rows, int64_t width, const float* factor, const int32_t* order,
+                            cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   ScaleRowsKernel<<<Blocks(rows, 1), kThreads, 0, stream>>>(to, to_stride, x, x_stride, width,
-                                                            factor);
+                                                            factor, order);
   return cudaGetLastError();
 }
 
 cudaError_t LaunchScatterScaledRows(const RowsView& to, const float* from, int64_t from_stride,
-                                    int64_t rows, const int32_t* index, const float* factor,
+                                    int64_t begin, int64_t rows, const int32_t* index,
+                                    const float* factor, const int32_t* order,
                                     const ResultRecord* record, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
-  ScatterScaledKernel<<<Blocks(rows, 1), kThreads, 0, stream>>>(to, from, from_stride, to.width,
-                                                                index, factor, record);
+  ScatterScaledKernel<<<Blocks(rows, 1), kThreads, 0, stream>>>(
+      to, from, from_stride, begin, to.width, index, factor, order, record);
   return cudaGetLastError();
 }
 
@@ -438,6 +531,8 @@ cudaError_t PrepareExpRows() {
   cudaError_t error = LoadAll(static_cast<RowProgram*>(nullptr));
   for (const void* kernel :
        {reinterpret_cast<const void*>(TotalsKernel), reinterpret_cast<const void*>(EntriesKernel),
+        reinterpret_cast<const void*>(OrderRowsKernel),
+        reinterpret_cast<const void*>(MoveRowsKernel),
         reinterpret_cast<const void*>(ScaleRowsKernel),
         reinterpret_cast<const void*>(ScatterScaledKernel),
         reinterpret_cast<const void*>(BiasKernel)}) {

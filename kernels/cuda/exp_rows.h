@@ -73,13 +73,26 @@ cudaError_t LaunchExpAnswers(const ExpRows& rows, const RowProgram& program, cud
 cudaError_t LaunchExpEntries(const ExpRows& rows, int64_t begin, int64_t columns,
                              cudaStream_t stream);
 
-// to[r] = bf16(factor[r] x[r]); 0 where the factor is 0. In place if to is x.
-cudaError_t LaunchScaleRows(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,
-                            int64_t rows, int64_t width, const float* factor, cudaStream_t stream);
+// order[0 ... *count - 1]: the rows with a factor, rising; behind them the others, rising.
+cudaError_t LaunchOrderRows(const ExpRows& rows, int32_t* order, int32_t* count,
+                            cudaStream_t stream);
 
-// to[index[r]] = factor[r] from[r], rounded once; 0 where the factor is 0. Nothing where index[r] is -1 or the record has an error.
+// Row order[k] of e becomes row k for k < count, and rows count ... padded - 1 become 0.
+cudaError_t LaunchMoveRows(const ExpRows& rows, const int32_t* order, int64_t count, int64_t padded,
+                           cudaStream_t stream);
+
+// Of the two functions below: row i of the packed side is row r = order[i] of the chunk, or i where there is no order.
+
+// to[i] = bf16(factor[r] x[r]); 0 where the factor is 0. Without an order in place if to is x.
+cudaError_t LaunchScaleRows(uint16_t* to, int64_t to_stride, const uint16_t* x, int64_t x_stride,
+                            int64_t rows, int64_t width, const float* factor, const int32_t* order,
+                            cudaStream_t stream);
+
+// to[index[r]] = factor[r] from[i], rounded once; 0 where the factor is 0, and then `from` is not read. Nothing where index[r] is -1 or the
+// record has an error. begin: of the first i.
 cudaError_t LaunchScatterScaledRows(const RowsView& to, const float* from, int64_t from_stride,
-                                    int64_t rows, const int32_t* index, const float* factor,
+                                    int64_t begin, int64_t rows, const int32_t* index,
+                                    const float* factor, const int32_t* order,
                                     const ResultRecord* record, cudaStream_t stream);
 
 // to[j] = bias_j for j < columns, 0 for columns <= j < padded.

@@ -12,12 +12,10 @@
 namespace lossd {
 namespace {
 
-// Rows of a tile of grad_hidden: as many as the library's product wants to fill the GPU.
-constexpr int64_t kDxRows = 4096;
 // Chunks are whole pairs of tiles, but for the last.
 constexpr int64_t kRowMultiple = 2 * kExpTileRows;
 // What a row takes beside e, x and the sums.
-constexpr int64_t kRowBytes = 64;
+constexpr int64_t kRowBytes = 72;
 // Chunks of this many rows use the GPU as well as larger ones, and an accumulator costs them little.
 constexpr int64_t kSmallChunk = 1024;
 
@@ -87,8 +85,8 @@ bool HeadRun::TakesStatistics() const {
 int64_t HeadRun::ExpLateBytes(int64_t rows) const {
   int64_t bytes = rows * kExpSumsCount[static_cast<int>(exp_rows_.which)] * exp_rows_.tiles * 4;
   const bool scales = pass_.gradients.weight && weight_path_ != WeightPath::kSlices;
-  if (scales && !gather_) bytes = std::max(bytes, rows * x_stride_ * 2);
-  if (pass_.gradients.hidden) bytes = std::max(bytes, std::min(rows, kDxRows) * x_stride_ * 4);
+  if (scales && (!gather_ || DropsRows())) bytes = std::max(bytes, rows * x_stride_ * 2);
+  if (pass_.gradients.hidden) bytes = std::max(bytes, std::min(rows, kExpDxRows) * x_stride_ * 4);
   return RoundUp(bytes, static_cast<int64_t>(Arena::kAlignment));
 }
 
@@ -234,6 +232,10 @@ absl::Status HeadRun::AllocateExp() {
     LOSSD_RETURN_IF_ERROR(array(&r.entry, rows));
     LOSSD_RETURN_IF_ERROR(array(&r.broken, rows));
   }
+  if (DropsRows()) {
+    LOSSD_RETURN_IF_ERROR(array(&order_, chunk_rows));
+    LOSSD_RETURN_IF_ERROR(array(&live_count_, int64_t{1}));
+  }
   if (head_.bias) {
     LOSSD_RETURN_IF_ERROR(array(&exp_bias_, int64_t{r.tiles} * kExpTileColumns));
   }
@@ -335,179 +337,6 @@ absl::Status HeadRun::RunExpChunk(const Chunk& chunk) {
   LOSSD_RETURN_IF_ERROR(
       Launched(LaunchExpEntries(rows, 0, columns_, stream_), "put the targets' entries"));
   return filters_ ? MakeFilteredGradients(chunk, rows) : MakeExpGradients(chunk, rows);
-}
-
-// The hidden rows times their factors: over the gathered copy, or where the sums were.
-absl::Status HeadRun::ScaleExpRows(const Chunk& chunk, const ExpRows& rows, PackedRows* scaled) {
-  return Launched(
-      LaunchScaleRows(static_cast<uint16_t*>(scaled->data), scaled->stride, rows.x, rows.x_stride,
-                      chunk.rows, head_.hidden_size, rows.factor, stream_),
-      "scale hidden rows");
-}
-
-absl::Status HeadRun::MakeExpGradients(const Chunk& chunk, const ExpRows& rows) {
-  Chunk scaled = chunk;
-  scaled.dz = {region_, DType::kBF16, stride_, chunk.rows, columns_};
-  if (pass_.gradients.bias) {
-    LOSSD_RETURN_IF_ERROR(Launched(LaunchSumColumns(scaled.dz, bias_partials_, bias_sums_,
-                                                    !chunk.first, nullptr, rows.factor, stream_),
-                                   "add up grad_bias"));
-  }
-  if (pass_.gradients.weight && weight_path_ != WeightPath::kSlices) {
-    if (!gather_) {
-      scaled.x.data = late_;
-      scaled.x.stride = x_stride_;
-    }
-    LOSSD_RETURN_IF_ERROR(ScaleExpRows(chunk, rows, &scaled.x));
-    LOSSD_RETURN_IF_ERROR(AddWeightGradient(scaled));
-  }
-  const RowsView& hidden = pass_.gradients.hidden;
-  if (!hidden) return absl::OkStatus();
-  for (int64_t first = 0; first < chunk.rows; first += kDxRows) {
-    const int64_t count = std::min(kDxRows, chunk.rows - first);
-    const PackedRows tile = {late_, DType::kF32, x_stride_, count, head_.hidden_size};
-    if (columns_ > 0) LOSSD_RETURN_IF_ERROR(MultiplyByWeight(scaled, first, count, tile));
-    LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchScatterScaledRows(hidden, static_cast<const float*>(tile.data), tile.stride,
-                                         count, index_ + chunk.begin + first, rows.factor + first,
-                                         pass_.record, stream_),
-                 "scatter grad_hidden"));
-  }
-  return absl::OkStatus();
-}
-
-// The filter's products write gradients themselves, two numbers at a time.
-bool HeadRun::CanFilter() const {
-  const HeadGradients& gradients = pass_.gradients;
-  if (!(pass_.gradient_filter > 0) || gradients.bias || !(gradients.hidden || gradients.weight)) {
-    return false;
-  }
-  const auto takes = [&](const RowsView& view) {
-    return !view || (IsDirect(view) && reinterpret_cast<uintptr_t>(view.data) % 8 == 0 &&
-                     (view.rows <= 1 || view.lead_strides[0] % 2 == 0));
-  };
-  return takes(gradients.hidden) && takes(gradients.weight);
-}
-
-int64_t HeadRun::FilterBytes(int64_t rows) const {
-  BlockLists lists;
-  lists.rows = rows;
-  lists.columns = columns_;
-  const int64_t blocks = lists.ColumnBlocks();
-  return rows * (blocks + 4) + lists.RowBlocks() * blocks +
-         2 * (lists.RowGroups() * blocks + lists.ColumnGroups() * lists.RowBlocks()) +
-         4 * (lists.RowGroups() + lists.ColumnGroups()) + 8 * int64_t{Arena::kAlignment};
-}
-
-absl::Status HeadRun::AllocateFilter(int64_t rows) {
-  lists_.rows = rows;
-  lists_.columns = columns_;
-  lists_.bound = pass_.gradient_filter;
-  lists_.mass_stride = lists_.ColumnBlocks();
-  const char* what = "the filter's blocks";
-  LOSSD_ASSIGN_OR_RETURN(mass_, arena_.AllocateArray<uint8_t>(rows * lists_.mass_stride, what));
-  lists_.mass = mass_;
-  LOSSD_ASSIGN_OR_RETURN(exp_rows_.total, arena_.AllocateArray<float>(rows, what));
-  LOSSD_ASSIGN_OR_RETURN(lists_.flags, arena_.AllocateArray<uint8_t>(
-                                           lists_.RowBlocks() * lists_.ColumnBlocks(), what));
-  LOSSD_ASSIGN_OR_RETURN(lists_.columns_of, arena_.AllocateArray<uint16_t>(
-                                                lists_.RowGroups() * lists_.ColumnBlocks(), what));
-  LOSSD_ASSIGN_OR_RETURN(lists_.rows_of, arena_.AllocateArray<uint16_t>(
-                                             lists_.ColumnGroups() * lists_.RowBlocks(), what));
-  LOSSD_ASSIGN_OR_RETURN(lists_.column_counts,
-                         arena_.AllocateArray<int32_t>(lists_.RowGroups(), what));
-  LOSSD_ASSIGN_OR_RETURN(lists_.row_counts,
-                         arena_.AllocateArray<int32_t>(lists_.ColumnGroups(), what));
-  return absl::OkStatus();
-}
-
-absl::Status HeadRun::MakeFilteredGradients(const Chunk& chunk, const ExpRows& rows) {
-  BlockLists lists = lists_;
-  lists.rows = chunk.rows;
-  lists.total = rows.total;
-  lists.factor = rows.factor;
-  lists.target = rows.target;
-  LOSSD_RETURN_IF_ERROR(Launched(LaunchBlockLists(lists, stream_), "list the blocks"));
-  const auto map = [&](const void* data, int64_t count, int64_t columns, int64_t stride, int box,
-                       CUtensorMap* to) {
-    return MakeExpMap(data, count, columns, stride, box, to) == CUDA_SUCCESS
-               ? absl::OkStatus()
-               : absl::InternalError("the driver cannot describe an operand of the gradients");
-  };
-  const HeadGradients& gradients = pass_.gradients;
-  ListedProduct product;
-  product.n = static_cast<int32_t>(head_.hidden_size);
-  product.record = pass_.record;
-  if (gradients.weight) {
-    PackedRows scaled = chunk.x;
-    if (!gather_) {
-      scaled.data = late_;
-      scaled.stride = x_stride_;
-    }
-    LOSSD_RETURN_IF_ERROR(ScaleExpRows(chunk, rows, &scaled));
-    LOSSD_RETURN_IF_ERROR(map(rows.e, chunk.rows, columns_, stride_, kListedTerms, &product.a));
-    LOSSD_RETURN_IF_ERROR(
-        map(scaled.data, chunk.rows, head_.hidden_size, scaled.stride, kListedTerms, &product.b));
-    product.transposed = true;
-    product.m = static_cast<int32_t>(columns_);
-    product.list = {lists.rows_of, lists.RowBlocks(), lists.row_counts, 1};
-    const bool direct = weight_path_ == WeightPath::kDirect;
-    product.d = direct ? gradients.weight.data : dw_;
-    product.dtype = direct ? gradients.weight.dtype : DType::kF32;
-    product.d_stride = !direct || gradients.weight.rows <= 1 ? head_.hidden_size
-                                                             : gradients.weight.lead_strides[0];
-    product.adds = !chunk.first || (direct && gradients.weight_mode == GradMode::kAccumulate);
-    LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchListedProduct(product, stream_), "multiply the blocks of grad_weight"));
-  }
-  if (!gradients.hidden) return absl::OkStatus();
-  const int64_t weight_stride =
-      head_.weight.rows <= 1 ? head_.hidden_size : head_.weight.lead_strides[0];
-  LOSSD_RETURN_IF_ERROR(map(rows.e, chunk.rows, columns_, stride_, kListedRows / 2, &product.a));
-  LOSSD_RETURN_IF_ERROR(
-      map(head_.weight.data, columns_, head_.hidden_size, weight_stride, kListedTerms, &product.b));
-  product.transposed = false;
-  product.m = static_cast<int32_t>(chunk.rows);
-  product.list = {lists.columns_of, lists.ColumnBlocks(), lists.column_counts, 1};
-  product.d = gradients.hidden.data;
-  product.dtype = gradients.hidden.dtype;
-  product.d_stride =
-      gradients.hidden.rows <= 1 ? head_.hidden_size : gradients.hidden.lead_strides[0];
-  product.adds = false;
-  product.index = rows.index;
-  product.factor = rows.factor;
-  return Launched(LaunchListedProduct(product, stream_), "multiply the blocks of grad_hidden");
-}
-
-// grad_weight slice by slice, each finished by one product over all rows: their references and factors are known now.
-absl::Status HeadRun::RunExpSlices() {
-  Chunk all;
-  all.rows = all.real = rows_;
-  all.x = {gather_ ? x_ : head_.hidden.data, product_,
-           gather_ ? x_stride_
-                   : (head_.hidden.rows <= 1 ? head_.hidden.width : head_.hidden.lead_strides[0]),
-           rows_, head_.hidden_size};
-  ExpRows rows = ExpRowsOf(all);
-  rows.which = ExpSums::kExp;
-  Chunk scaled = all;
-  scaled.x.data = late_;
-  scaled.x.stride = x_stride_;
-  LOSSD_RETURN_IF_ERROR(ScaleExpRows(all, rows, &scaled.x));
-  std::byte* next = late_ + RoundUp(rows_ * x_stride_ * 2, int64_t{Arena::kAlignment});
-  rows.e = reinterpret_cast<uint16_t*>(next);
-  rows.e_stride = slice_columns_;
-  next += RoundUp(rows_ * slice_columns_ * 2, int64_t{Arena::kAlignment});
-  rows.sums = reinterpret_cast<float*>(next);
-  for (int64_t begin = 0; begin < columns_; begin += slice_columns_) {
-    const int64_t columns = std::min(slice_columns_, columns_ - begin);
-    // The targets are columns of the whole vocabulary: those of a slice have been found, and target_d is not read again.
-    LOSSD_RETURN_IF_ERROR(MultiplyExp(all, rows, begin, columns, true));
-    LOSSD_RETURN_IF_ERROR(
-        Launched(LaunchExpEntries(rows, begin, columns, stream_), "put the targets' entries"));
-    scaled.dz = {rows.e, DType::kBF16, slice_columns_, rows_, columns};
-    LOSSD_RETURN_IF_ERROR(MakeWeightSlice(scaled, begin, columns));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace lossd

@@ -112,6 +112,11 @@ PlannedPass HeadRun::Explain() const {
                      "logits: these come in ",
                      slices, " slices of rows"));
   }
+  if (exp_ && DropsRows()) {
+    out.ways.push_back(
+        "rows without gradient: leave before the products of gradients where one in eight has none "
+        "(gradient_rows=)");
+  }
   ExplainTypes(&out.reasons);
   ExplainWeight(&out);
   ExplainFilter(&out);

@@ -15,10 +15,20 @@ namespace lossd {
 
 // All functions enqueue and return the launch's error.
 
+// What a start tells a host that waits for it, in page-locked memory.
+struct StartNote {
+  int32_t code = 0;  // of the record, as all but the number
+  int32_t field = 0;
+  int64_t row = -1;
+  int64_t count = 0;
+  uint32_t number = 0;  // of the start, written last
+};
+
 // An empty record, then rows.index, counted and count, then the checks; with `fills` the outputs of rows that do not count, unless a check
-// has failed. `in_place`: index[i] is i or -1, instead of the rows that count one after the other. One block.
+// has failed. `in_place`: index[i] is i or -1, instead of the rows that count one after the other. One block. The note may be null.
 cudaError_t LaunchStart(const HeadProblem& head, const RowStart& start, const RowSet& rows,
-                        bool in_place, bool fills, cudaStream_t stream);
+                        bool in_place, bool fills, StartNote* note, uint32_t number,
+                        cudaStream_t stream);
 // Whether the fill is little enough work for that block.
 bool IsSmallFill(const FillStage& fill);
 

@@ -35,6 +35,7 @@ HeadRun::HeadRun(const HeadPass& pass, const CudaMachine& machine, RowStep* step
       products_(machine.products),
       plans_(machine.plans),
       stream_(device_ == nullptr ? nullptr : device_->stream()),
+      worth_waiting_(machine.worth_waiting),
       step_(step) {}
 
 absl::Status HeadRun::Launched(cudaError_t error, const char* what) const {
@@ -48,6 +49,9 @@ std::string HeadRun::Describe() const {
   if (filters_) absl::StrAppend(&text, " filter=", pass_.gradient_filter);
   if (first_ != nullptr) absl::StrAppend(&text, " logits=kept");
   if (gather_) absl::StrAppend(&text, " gathered=", real_rows_);
+  if (gradient_rows_ > 0 && gradient_rows_ < rows_) {
+    absl::StrAppend(&text, " gradient_rows=", gradient_rows_);
+  }
   switch (weight_path_) {
     case WeightPath::kNone:
       break;

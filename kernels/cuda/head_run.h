@@ -67,6 +67,9 @@ class HeadRun {
   PlannedPass Explain() const;
 
  private:
+  // Rows of a tile of grad_hidden behind the product with exponentials: as many as the library's product wants to fill the GPU.
+  static constexpr int64_t kExpDxRows = 4096;
+
   // How the gradient of the weight reaches its destination.
   enum class WeightPath {
     kNone,
@@ -87,6 +90,11 @@ class HeadRun {
   struct Refusal {
     const char* what = nullptr;
     const char* why = nullptr;
+  };
+  // The rows of a chunk that the products of its gradients take.
+  struct ExpOrder {
+    int64_t rows = 0;
+    const int32_t* order = nullptr;  // as of LaunchOrderRows; null: all, in their order
   };
   // A part of the weight in the products' type.
   struct WeightTile {
@@ -124,7 +132,12 @@ class HeadRun {
   absl::Status RunExpChunk(const Chunk& chunk);
   absl::Status MultiplyExp(const Chunk& chunk, const ExpRows& rows, int64_t begin, int64_t columns,
                            bool known);
-  absl::Status ScaleExpRows(const Chunk& chunk, const ExpRows& rows, PackedRows* scaled);
+  // head_exp_gradients.cc
+  // Whether rows without gradient leave before the products of gradients: the host waits for their number.
+  bool DropsRows() const;
+  absl::StatusOr<ExpOrder> DropRows(const Chunk& chunk, const ExpRows& rows);
+  absl::Status ScaleExpRows(const Chunk& chunk, const ExpRows& rows, const ExpOrder& order,
+                            PackedRows* scaled);
   absl::Status MakeExpGradients(const Chunk& chunk, const ExpRows& rows);
   absl::Status RunExpSlices();
   bool CanFilter() const;
@@ -177,6 +190,7 @@ class HeadRun {
   CublasLt* const products_;
   PlanSink* const plans_;
   const cudaStream_t stream_;
+  const double worth_waiting_;
   RowStep* step_;
   RowShape shape_;
   // Of RunAfter.
@@ -227,6 +241,9 @@ class HeadRun {
   float* exp_bias_ = nullptr;  // [tiles of columns]
   std::byte* late_ = nullptr;
   int64_t slice_columns_ = 0;
+  int32_t* order_ = nullptr;  // of DropsRows
+  int32_t* live_count_ = nullptr;
+  int64_t gradient_rows_ = 0;  // that the products of gradients have taken
   bool filters_ = false;
   BlockLists lists_;
   uint8_t* mass_ = nullptr;

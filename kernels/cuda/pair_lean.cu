@@ -9,16 +9,16 @@ namespace {
 // Blocks of a cluster that every GPU with clusters takes.
 constexpr int kPortableCluster = 8;
 constexpr int64_t kFewRows = 16;
-// Columns of a block: in a group, and at most.
-constexpr int64_t kGroupColumns = int64_t{kLeanWarps} * kLeanGroupOfWarp;
-constexpr int64_t kBlockColumns = kLeanGroups * kGroupColumns;
+// Columns of a warp, at most.
+constexpr int64_t kWarpColumns = int64_t{kLeanGroups} * kLeanGroupOfWarp;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Two blocks of 8 warps and a clerk each leave 112 registers for a thread, and so does this bound.
 template <Divergence kKind, class T>
-__global__ void __launch_bounds__(kLeanThreads, 1)
+__global__ void __launch_bounds__(2 * 32 * (kLeanWarps + 1), 1)
     LeanPairKernel(const __grid_constant__ LeanLaunch launch) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 dynamic[];
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kLeanThreads, 1)
   }
   // A block must run, and its mailboxes be there, before another writes to them.
   cluster.Sync();
-  if (threadIdx.x < 32 * kLeanWarps) {
+  if (threadIdx.x < 32 * launch.shape.warps) {
     LeanColumns<kKind, T>(launch, cluster, &shared, dynamic).Run();
   } else {
     LeanClerk<kKind, T>(launch, cluster, &shared, dynamic).Run();
@@ -42,12 +42,13 @@ __global__ void __launch_bounds__(kLeanThreads, 1)
 }
 
 template <class T>
-LeanShape ShapeFor(int64_t columns, int cluster) {
+LeanShape ShapeFor(int64_t columns, int cluster, int warps) {
   LeanShape shape;
   shape.cluster = cluster;
+  shape.warps = warps;
   shape.slice = static_cast<int32_t>(RoundUp((columns + cluster - 1) / cluster, 64));
-  shape.place = static_cast<int32_t>(RoundUp(shape.slice, kGroupColumns));
-  shape.shared_bytes = static_cast<int32_t>(2 * sizeof(T)) * shape.place;
+  shape.range = static_cast<int32_t>(RoundUp((shape.slice + warps - 1) / warps, kLeanGroupOfWarp));
+  shape.shared_bytes = static_cast<int32_t>(2 * sizeof(T)) * warps * shape.range;
   return shape;
 }
 
@@ -58,7 +59,7 @@ cudaError_t LaunchShape(LeanLaunch* launch, const LeanShape& shape, cudaStream_t
   launch->shape = shape;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
-  config.blockDim = dim3(kLeanThreads);
+  config.blockDim = dim3(static_cast<unsigned>(32 * (shape.warps + 1)));
   config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
   config.stream = stream;
   cudaLaunchAttribute attribute = {};
@@ -85,15 +86,23 @@ cudaError_t LaunchShape(LeanLaunch* launch, const LeanShape& shape, cudaStream_t
   return cudaLaunchKernelEx(&config, LeanPairKernel<kKind, T>, *launch);
 }
 
-// The smallest cluster that holds a row.
+// The smallest cluster that holds a row, of small blocks if there is one.
 template <Divergence kKind, class T>
 cudaError_t Launch(const PairLaunch& pair, cudaStream_t stream, bool* taken) {
   LeanLaunch launch;
   launch.pair = pair;
   if (kKind == Divergence::kJsd) launch.series = MakeJsdSeries(pair.program.divergence.beta);
-  int cluster = 1;
-  while (cluster * kBlockColumns < pair.written) cluster *= 2;
-  return LaunchShape<kKind, T>(&launch, ShapeFor<T>(pair.written, cluster), stream, taken);
+  const int largest = std::min(pair.shape.largest_cluster, kLeanBlocks);
+  for (const int warps : {kLeanWarps, kLeanMostWarps}) {
+    int cluster = 1;
+    while (cluster * warps * kWarpColumns < pair.written) cluster *= 2;
+    if (cluster > largest) continue;
+    const LeanShape shape = ShapeFor<T>(pair.written, cluster, warps);
+    const cudaError_t error = LaunchShape<kKind, T>(&launch, shape, stream, taken);
+    if (error != cudaSuccess || *taken) return error;
+  }
+  *taken = false;
+  return cudaSuccess;
 }
 
 template <Divergence kKind>
@@ -153,7 +162,7 @@ DType TypeOf(const PairValues& side) {
 // There are clusters, and the largest has room for a row.
 bool Fits(const PairLaunch& launch) {
   const int64_t largest = std::min(launch.shape.largest_cluster, kLeanBlocks);
-  return largest > 1 && launch.written <= largest * kBlockColumns;
+  return largest > 1 && launch.written <= largest * kLeanMostWarps * kWarpColumns;
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // The row pass of a pair of logits, lean. A row belongs to a cluster of up to 16 blocks that takes one row after the other. In a block
 // most warps have columns: they read them from shared memory into registers in the first sweep and keep them there to the gradient's. One
 // warp more is the clerk: as soon as the columns have been read it lets the copy engine fetch the next row into their place, it exchanges
-// sums with the other blocks by mailbox, and it writes a row's outputs while the others are at the next row. The arithmetic of a column is
-// objectives/divergence_columns.h. Sums are made in an order that depends on the columns alone: thread, warp, block, cluster.
+// sums with the other blocks by mailbox, and it writes a row's outputs while the others are at the next row. Two blocks share a
+// multiprocessor, so that one computes while the other waits. The arithmetic of a column is objectives/divergence_columns.h. Sums are made
+// in an order that depends on the columns alone: thread, warp, block, cluster.
 #ifndef LOSSD_KERNELS_CUDA_PAIR_LEAN_CUH_
 #define LOSSD_KERNELS_CUDA_PAIR_LEAN_CUH_
 
@@ -18,19 +19,20 @@
 
 namespace lossd {
 
-// Warps with columns in a block, of which a multiprocessor holds one.
-inline constexpr int kLeanWarps = 16;
-inline constexpr int kLeanThreads = 32 * (kLeanWarps + 1);
+// Warps with columns in a block. Of 8, two blocks fit on a multiprocessor; 16 are for rows that would not fit otherwise.
+inline constexpr int kLeanWarps = 8;
+inline constexpr int kLeanMostWarps = 16;
 inline constexpr int kLeanBlocks = 16;  // of a cluster, at most
-// A thread takes its columns in groups of 8, and has up to 4 groups of each side in registers. A group of the block is one of each thread.
+// A thread takes its columns in groups of 8, and has up to 4 groups of each side in registers.
 inline constexpr int kLeanGroup = 8;
 inline constexpr int kLeanGroups = 4;
 inline constexpr int kLeanGroupOfWarp = 32 * kLeanGroup;
 
 struct LeanShape {
   int cluster = 1;
+  int warps = kLeanWarps;
   int32_t slice = 0;  // columns of a block; a multiple of 64
-  int32_t place = 0;  // the same with room for whole groups
+  int32_t range = 0;  // of a warp: whole groups, of which the last warps may have fewer columns
   int32_t shared_bytes = 0;
 };
 
@@ -47,6 +49,9 @@ inline constexpr int kLeanVector = 16 / static_cast<int>(sizeof(T));
 // What the clerk tells the other warps: before a row's first sweep, ...
 struct LeanTask {
   ColumnFactors factors;
+  // From a few columns of the row: good for all warps, unless others lie far above.
+  float student_reference;
+  float teacher_reference;
   bool is_row;  // false: there are no more
 };
 // ... after it, ...
@@ -80,8 +85,8 @@ struct LeanShared {
   Mailbox mailboxes[2];
   ColumnTotals totals[2][kLeanBlocks];
   LeanCompared compared[2][kLeanBlocks];
-  ColumnTotals totals_of_warps[kLeanWarps];
-  LeanCompared compared_of_warps[kLeanWarps];
+  ColumnTotals totals_of_warps[kLeanMostWarps];
+  LeanCompared compared_of_warps[kLeanMostWarps];
   LeanTask tasks[2];  // of this row and the next one, in turns
   LeanAnswer answer;
   LeanSlope slope;
@@ -97,11 +102,13 @@ class LeanBlock {
         series_(launch.series),
         cluster_(cluster),
         shared_(shared),
+        warps_(launch.shape.warps),
         first_(cluster.rank() * launch.shape.slice),
         valid_(min(max(in_.columns - first_, 0), launch.shape.slice)),
         written_(min(max(in_.written - first_, 0), launch.shape.slice)),
+        range_(launch.shape.range),
         student_(dynamic),
-        teacher_(dynamic + launch.shape.place / kVector),
+        teacher_(dynamic + warps_ * range_ / kVector),
         lane_(threadIdx.x % 32) {}
 
  protected:
@@ -111,14 +118,15 @@ class LeanBlock {
 
   // The clerk waits for the other warps, they do not wait. What they wrote is seen after it, what they read may be overwritten.
   __device__ void ReportToClerk() const {
-    asm volatile("bar.arrive 1, %0;" ::"n"(kLeanThreads) : "memory");
+    asm volatile("bar.arrive 1, %0;" ::"r"(32 * (warps_ + 1)) : "memory");
   }
   __device__ void WaitForReports() const {
-    asm volatile("bar.sync 1, %0;" ::"n"(kLeanThreads) : "memory");
+    asm volatile("bar.sync 1, %0;" ::"r"(32 * (warps_ + 1)) : "memory");
   }
-  // 16 bytes of logits' dz, or half as much.
+  // 16 bytes' worth of columns.
   template <bool kNarrow>
   __device__ static void Store(void* to, int place, const float* g) {
+    __builtin_assume(__isGlobal(to));
     if constexpr (!kIsF32) {
       static_cast<uint4*>(to)[place] = make_uint4(TwoBf16(g[0], g[1]), TwoBf16(g[2], g[3]),
                                                   TwoBf16(g[4], g[5]), TwoBf16(g[6], g[7]));
@@ -141,59 +149,69 @@ class LeanBlock {
   const JsdSeries& series_;
   const Cluster& cluster_;
   LeanShared* const shared_;
+  const int warps_;
   const int first_;    // column of the row: the block's first one
   const int valid_;    // the block's columns of the divergence
   const int written_;  // of the gradient
+  const int range_;    // columns of a warp
   uint4* const student_;
   uint4* const teacher_;
   const int lane_;
 };
 
-// A warp with columns.
+// A warp with columns. Columns are counted in the warp's range.
 template <Divergence kKind, class T>
 class LeanColumns : private LeanBlock<kKind, T> {
  public:
   using Block = LeanBlock<kKind, T>;
-  using Block::Block;
+  __device__ LeanColumns(const LeanLaunch& launch, const Cluster& cluster, LeanShared* shared,
+                         uint4* dynamic)
+      : Block(launch, cluster, shared, dynamic),
+        warp_(threadIdx.x / 32),
+        begin_(warp_ * this->range_),
+        valid_(min(Block::valid_ - begin_, this->range_)),
+        written_(min(Block::written_ - begin_, this->range_)),
+        student_(Block::student_ + begin_ / kVector + lane_),
+        teacher_(Block::teacher_ + begin_ / kVector + lane_) {}
 
   // All rows of the cluster.
   __device__ void Run() {
     __syncthreads();
     for (uint32_t row = 0; shared_->tasks[row & 1].is_row; ++row) {
-      factors_ = shared_->tasks[row & 1].factors;
       shared_->fetched.Wait(row & 1);
-      RunRow();
+      RunRow(shared_->tasks[row & 1]);
     }
   }
 
  private:
-  using Block::in_, Block::series_, Block::shared_, Block::valid_, Block::written_, Block::student_,
-      Block::teacher_, Block::lane_;
+  using Block::in_, Block::series_, Block::shared_, Block::lane_;
   using Block::kVector, Block::kCompared;
   static constexpr int kVectors = kLeanGroup / kVector;  // of a group
   using Columns = float[kLeanGroups][kLeanGroup];
 
-  // The block's column at which the warp's part of a group begins; place and column of a lane's vector.
-  __device__ int Begin(int group) const {
-    return (group * kLeanWarps + static_cast<int>(threadIdx.x) / 32) * kLeanGroupOfWarp;
-  }
-  __device__ int PlaceOf(int group, int v) const { return Begin(group) / kVector + v * 32 + lane_; }
+  // Place of a vector, counted from the lane's first one; column i of a lane's group.
+  __device__ static int PlaceOf(int group, int v) { return (group * kVectors + v) * 32; }
   __device__ int ColumnOf(int group, int i) const {
-    return PlaceOf(group, i / kVector) * kVector + i % kVector;
+    return (PlaceOf(group, i / kVector) + lane_) * kVector + i % kVector;
   }
-  __device__ bool IsWhole(int group) const { return Begin(group) + kLeanGroupOfWarp <= valid_; }
+  __device__ bool IsWhole(int group) const { return (group + 1) * kLeanGroupOfWarp <= valid_; }
 
   __device__ void LoadGroup(int group, float* student, float* teacher) const;
-  __device__ void SetReferences(bool all, ColumnTotals* totals) const;
-  __device__ ColumnTotals AddUp(Columns& student, Columns& teacher) const;
+  __device__ void SetReferences(const ColumnFactors& factors, ColumnTotals* totals) const;
+  __device__ ColumnTotals AddUp(const LeanTask& task, Columns& student, Columns& teacher) const;
   __device__ LeanCompared Compare(const ColumnScales& scales, Columns& student,
                                   Columns& teacher) const;
   template <bool kNarrow>
   __device__ void WriteGradient(void* to, const ColumnSlope& slope, const Columns& student,
                                 const Columns& teacher) const;
-  __device__ void RunRow() const;
+  __device__ void RunRow(const LeanTask& task) const;
 
-  ColumnFactors factors_;
+  const int warp_;
+  const int begin_;             // column of the block: the warp's first one
+  const int valid_;             // the warp's columns of the divergence; may be negative
+  const int written_;           // of the gradient
+  const uint4* const student_;  // the lane's first vector
+  const uint4* const teacher_;
 };
 
 // What lies behind the last column is -infinity.
@@ -211,54 +229,48 @@ __device__ void LeanColumns<kKind, T>::LoadGroup(int group, float* student, floa
   }
 }
 
-// References of the warp: from its first few columns, or from all.
+// References from all columns of the warp.
 template <Divergence kKind, class T>
-__device__ void LeanColumns<kKind, T>::SetReferences(bool all, ColumnTotals* totals) const {
+__device__ void LeanColumns<kKind, T>::SetReferences(const ColumnFactors& factors,
+                                                     ColumnTotals* totals) const {
   float highest_student = -INFINITY;
   float highest_teacher = -INFINITY;
-  const auto take = [&](const float* student, const float* teacher, int count) {
+#pragma unroll 1
+  for (int group = 0; group * kLeanGroupOfWarp < valid_; ++group) {
+    float student[kLeanGroup];
+    float teacher[kLeanGroup];
+    LoadGroup(group, student, teacher);
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < kLeanGroup; ++i) {
       highest_student = fmaxf(highest_student, student[i]);
       highest_teacher = fmaxf(highest_teacher, teacher[i]);
     }
-  };
-  float student[kLeanGroup];
-  float teacher[kLeanGroup];
-  if (all) {
-#pragma unroll 1
-    for (int group = 0; Begin(group) < valid_; ++group) {
-      LoadGroup(group, student, teacher);
-      take(student, teacher, kLeanGroup);
-    }
-    highest_student = HighestOfLanes<32>(highest_student);
-    highest_teacher = HighestOfLanes<32>(highest_teacher);
-  } else {
-    Widen<T>(student_[Begin(0) / kVector], student);
-    Widen<T>(teacher_[Begin(0) / kVector], teacher);
-    take(student, teacher, kVector);
   }
   *totals = ColumnTotals();
-  totals->student_reference = ReferenceOf(factors_.student, highest_student);
-  totals->teacher_reference = ReferenceOf(factors_.teacher, highest_teacher);
+  totals->student_reference = ReferenceOf(factors.student, HighestOfLanes<32>(highest_student));
+  totals->teacher_reference = ReferenceOf(factors.teacher, HighestOfLanes<32>(highest_teacher));
 }
 
 // The first sweep; the sums of the warp, in every lane.
 template <Divergence kKind, class T>
-__device__ ColumnTotals LeanColumns<kKind, T>::AddUp(Columns& student, Columns& teacher) const {
+__device__ ColumnTotals LeanColumns<kKind, T>::AddUp(const LeanTask& task, Columns& student,
+                                                     Columns& teacher) const {
+  const ColumnFactors factors = task.factors;
   ColumnTotals totals;
-  for (bool all = !IsWhole(0);; all = true) {
-    SetReferences(all, &totals);
+  totals.student_reference = task.student_reference;
+  totals.teacher_reference = task.teacher_reference;
+  for (bool again = false;; again = true) {
+    if (again) SetReferences(factors, &totals);
 #pragma unroll
     for (int group = 0; group < kLeanGroups; ++group) {
-      if (Begin(group) >= valid_) break;
+      if (group * kLeanGroupOfWarp >= valid_) break;
       LoadGroup(group, student[group], teacher[group]);
 #pragma unroll
       for (int i = 0; i < kLeanGroup; ++i) {
-        AddColumn<kKind>(factors_, &student[group][i], &teacher[group][i], &totals);
+        AddColumn<kKind>(factors, &student[group][i], &teacher[group][i], &totals);
       }
     }
-    if (all || !__any_sync(~0u, !totals.IsSafe())) break;
+    if (again || !__any_sync(~0u, !totals.IsSafe())) break;
   }
   return AddLanes<kKind, 32>(totals);
 }
@@ -271,7 +283,7 @@ __device__ LeanCompared LeanColumns<kKind, T>::Compare(const ColumnScales& scale
   LeanCompared sums;
 #pragma unroll
   for (int group = 0; group < kLeanGroups; ++group) {
-    if (Begin(group) >= valid_) break;
+    if (group * kLeanGroupOfWarp >= valid_) break;
 #pragma unroll
     for (int i = 0; i < kLeanGroup; ++i) {
       const ComparedColumn column =
@@ -287,6 +299,7 @@ __device__ LeanCompared LeanColumns<kKind, T>::Compare(const ColumnScales& scale
   return {unit * sums.value, unit * sums.y};
 }
 
+// `to`: of the lane's first vector.
 template <Divergence kKind, class T>
 template <bool kNarrow>
 __device__ void LeanColumns<kKind, T>::WriteGradient(void* to, const ColumnSlope& slope,
@@ -294,59 +307,57 @@ __device__ void LeanColumns<kKind, T>::WriteGradient(void* to, const ColumnSlope
                                                      const Columns& teacher) const {
 #pragma unroll
   for (int group = 0; group < kLeanGroups; ++group) {
-    if (Begin(group) >= written_) break;
+    if (group * kLeanGroupOfWarp >= written_) break;
     float g[kLeanGroup];
 #pragma unroll
     for (int i = 0; i < kLeanGroup; ++i) {
       g[i] = SlopeOfColumn<kKind>(slope, student[group][i], teacher[group][i]);
     }
-    if (IsWhole(group)) {
+    const bool whole = IsWhole(group);
+    if (!whole) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        Block::template Store<kNarrow>(to, PlaceOf(group, v), g + v * kVector);
+      for (int i = 0; i < kLeanGroup; ++i) {
+        if (ColumnOf(group, i) >= valid_) g[i] = 0;
       }
-      continue;
-    }
-#pragma unroll
-    for (int i = 0; i < kLeanGroup; ++i) {
-      if (ColumnOf(group, i) >= valid_) g[i] = 0;
     }
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (ColumnOf(group, v * kVector) >= written_) break;
-      Block::template Store<kNarrow>(to, PlaceOf(group, v), g + v * kVector);
+      if (whole || ColumnOf(group, v * kVector) < written_) {
+        Block::template Store<kNarrow>(to, PlaceOf(group, v), g + v * kVector);
+      }
     }
   }
 }
 
 template <Divergence kKind, class T>
-__device__ void LeanColumns<kKind, T>::RunRow() const {
-  const int warp = threadIdx.x / 32;
+__device__ void LeanColumns<kKind, T>::RunRow(const LeanTask& task) const {
   Columns student, teacher;
-  const ColumnTotals totals = AddUp(student, teacher);
-  if (lane_ == 0) shared_->totals_of_warps[warp] = totals;
+  const ColumnTotals totals = AddUp(task, student, teacher);
+  if (lane_ == 0) shared_->totals_of_warps[warp_] = totals;
   this->ReportToClerk();
   __syncthreads();
   const ColumnScales scales =
       ScalesFor(shared_->answer.scales, totals.student_reference, totals.teacher_reference);
   if constexpr (kCompared) {
     const LeanCompared sums = Compare(scales, student, teacher);
-    if (lane_ == 0) shared_->compared_of_warps[warp] = sums;
+    if (lane_ == 0) shared_->compared_of_warps[warp_] = sums;
     this->ReportToClerk();
     __syncthreads();
   }
   const LeanSlope row = shared_->slope;
   if (row.to == nullptr) return;
   if (row.coefficient == 0) {
-    this->StoreZeros(row.to, threadIdx.x, 32 * kLeanWarps);
+    this->StoreZeros(row.to, threadIdx.x, blockDim.x - 32);
     return;
   }
   const ColumnSlope slope =
       SlopeOfValue<kKind>(in_.program.divergence, row.total, scales, row.coefficient);
+  const int64_t place = begin_ / kVector + lane_;
   if (this->IsNarrow()) {
-    WriteGradient<true>(row.to, slope, student, teacher);
+    WriteGradient<true>(static_cast<char*>(row.to) + place * (16 * 2 / sizeof(T)), slope, student,
+                        teacher);
   } else {
-    WriteGradient<false>(row.to, slope, student, teacher);
+    WriteGradient<false>(static_cast<char*>(row.to) + place * 16, slope, student, teacher);
   }
 }
 
@@ -360,7 +371,8 @@ class LeanClerk : private LeanBlock<kKind, T> {
   __device__ void Run();
 
  private:
-  using Block::in_, Block::cluster_, Block::shared_, Block::first_, Block::valid_, Block::lane_;
+  using Block::in_, Block::cluster_, Block::shared_, Block::warps_, Block::first_, Block::valid_,
+      Block::lane_;
   using Block::kVector, Block::kCompared, Block::kIsF32;
 
   // A row that counts.
@@ -369,6 +381,9 @@ class LeanClerk : private LeanBlock<kKind, T> {
     int number = -1;  // in the call; -1: none, there are no more
     float student_slope = 0;
     float teacher_slope = 0;
+    // Logits of some columns, one in each lane.
+    float student_sample = 0;
+    float teacher_sample = 0;
     int target = -1;
     float target_logit = 0;
   };
@@ -389,13 +404,15 @@ class LeanClerk : private LeanBlock<kKind, T> {
 
   __device__ Row NextRow();
   __device__ void Clear(int r) const;
-  __device__ void Announce(const Row& row, uint32_t turn) const;
+  __device__ LeanTask Announce(const Row& row, uint32_t turn) const;
   __device__ void Fetch(const Row& row) const;
   __device__ void* Destination(const Row& row) const;
   template <class Sums>
-  __device__ Sums Exchange(Sums (&mail)[2][kLeanBlocks], const Sums& mine);
-  __device__ ColumnTotals AddBlocks();
-  __device__ LeanCompared CompareBlocks();
+  __device__ void Send(Sums (&mail)[2][kLeanBlocks], const Sums& mine);
+  template <class Sums>
+  __device__ Sums Receive(Sums (&mail)[2][kLeanBlocks], const Sums& none);
+  template <int kLanes>
+  __device__ static ColumnTotals Combine(const LeanTask& task, const ColumnTotals& totals);
   __device__ void Finish(const Row& row, const ColumnTotals& totals, float divergence,
                          bool live) const;
 
@@ -426,12 +443,14 @@ __device__ typename LeanClerk<kKind, T>::Row LeanClerk<kKind, T>::NextRow() {
   const float inverse_temperature = 1.0f / program.Temperature(row.number);
   row.student_slope = in_.student.logit_scale * inverse_temperature;
   row.teacher_slope = in_.teacher.logit_scale * inverse_temperature;
+  const T* const student = LogitsOf(in_.student, row);
+  const int column = static_cast<int>(int64_t{in_.columns} * lane_ / 32);
+  row.student_sample = static_cast<float>(student[column]);
+  row.teacher_sample = static_cast<float>(LogitsOf(in_.teacher, row)[column]);
   // Once the row's sums are known, its gradient may cover the logits.
   if (IsFirstBlock() && program.has_head && program.target) {
     row.target = static_cast<int>(program.target.Index(row.number));
-    if (row.target >= 0) {
-      row.target_logit = static_cast<float>(LogitsOf(in_.student, row)[row.target]);
-    }
+    if (row.target >= 0) row.target_logit = static_cast<float>(student[row.target]);
   }
   return row;
 }
@@ -448,12 +467,17 @@ __device__ void LeanClerk<kKind, T>::Clear(int r) const {
 }
 
 template <Divergence kKind, class T>
-__device__ void LeanClerk<kKind, T>::Announce(const Row& row, uint32_t turn) const {
-  if (lane_ != 0) return;
-  LeanTask& task = shared_->tasks[turn];
+__device__ LeanTask LeanClerk<kKind, T>::Announce(const Row& row, uint32_t turn) const {
+  LeanTask task;
   task.is_row = row.number >= 0;
   task.factors.student = row.student_slope * kLog2E;
   task.factors.teacher = row.teacher_slope * kLog2E;
+  task.student_reference =
+      ReferenceOf(task.factors.student, HighestOfLanes<32>(row.student_sample));
+  task.teacher_reference =
+      ReferenceOf(task.factors.teacher, HighestOfLanes<32>(row.teacher_sample));
+  if (lane_ == 0) shared_->tasks[turn] = task;
+  return task;
 }
 
 template <Divergence kKind, class T>
@@ -477,33 +501,36 @@ __device__ void* LeanClerk<kKind, T>::Destination(const Row& row) const {
   return static_cast<char*>(in_.dz) + (row.r * in_.dz_stride + first_) * bytes;
 }
 
-// What every block of the cluster has sent, one in each lane (and in the lane 16 above).
+// To every block of the cluster.
 template <Divergence kKind, class T>
 template <class Sums>
-__device__ Sums LeanClerk<kKind, T>::Exchange(Sums (&mail)[2][kLeanBlocks], const Sums& mine) {
-  const int turn = exchanges_ & 1;
-  const uint32_t parity = exchanges_ >> 1 & 1;
-  ++exchanges_;
+__device__ void LeanClerk<kKind, T>::Send(Sums (&mail)[2][kLeanBlocks], const Sums& mine) {
+  const uint32_t turn = exchanges_ & 1;
   Mailbox& mailbox = shared_->mailboxes[turn];
   if (lane_ == 0) mailbox.Expect(cluster_.size() * sizeof(Sums));
   if (lane_ < cluster_.size()) mailbox.Send(&mail[turn][cluster_.rank()], mine, lane_);
-  mailbox.Wait(parity);
+}
+
+// From every block, one in each lane (and in the lane 16 above).
+template <Divergence kKind, class T>
+template <class Sums>
+__device__ Sums LeanClerk<kKind, T>::Receive(Sums (&mail)[2][kLeanBlocks], const Sums& none) {
+  const uint32_t turn = exchanges_ & 1;
+  shared_->mailboxes[turn].Wait(exchanges_ >> 1 & 1);
+  ++exchanges_;
   const int block = lane_ % kLeanBlocks;
-  return block < cluster_.size() ? mail[turn][block] : Sums();
+  return block < cluster_.size() ? mail[turn][block] : none;
 }
 
-// From the warps' sums of the first sweep to the row's.
+// Over lanes, most often with the references of the task.
 template <Divergence kKind, class T>
-__device__ ColumnTotals LeanClerk<kKind, T>::AddBlocks() {
-  const ColumnTotals block =
-      CombineLanes<kKind, kLeanWarps>(shared_->totals_of_warps[lane_ % kLeanWarps]);
-  return CombineLanes<kKind, kLeanBlocks>(Exchange(shared_->totals, block));
-}
-
-template <Divergence kKind, class T>
-__device__ LeanCompared LeanClerk<kKind, T>::CompareBlocks() {
-  const LeanCompared block = AddLanes<kLeanWarps>(shared_->compared_of_warps[lane_ % kLeanWarps]);
-  return AddLanes<kLeanBlocks>(Exchange(shared_->compared, block));
+template <int kLanes>
+__device__ ColumnTotals LeanClerk<kKind, T>::Combine(const LeanTask& task,
+                                                     const ColumnTotals& totals) {
+  const bool alike = totals.student_reference == task.student_reference &&
+                     totals.teacher_reference == task.teacher_reference;
+  return __all_sync(~0u, alike) ? AddLanes<kKind, kLanes>(totals)
+                                : CombineLanes<kKind, kLanes>(totals);
 }
 
 // The outputs of a row, by its first block.
@@ -537,41 +564,56 @@ template <Divergence kKind, class T>
 __device__ void LeanClerk<kKind, T>::Run() {
   const DivergenceRows& program = in_.program;
   const double inverse_denominator = program.InverseDenominator();
+  const int warp = lane_ % kLeanMostWarps;
   stopped_ = in_.record->code != 0;
   next_r_ = static_cast<int>(blockIdx.x) / cluster_.size();
   Row row = NextRow();
-  Announce(row, 0);
+  LeanTask task = Announce(row, 0);
   Fetch(row);
+  Row next = NextRow();
   __syncthreads();
   for (uint32_t turn = 1; row.number >= 0; turn ^= 1) {
     // While the other warps are at this row's first sweep.
-    const Row next = NextRow();
-    Announce(next, turn);
+    const LeanTask next_task = Announce(next, turn);
     const PairCoefficients factors = program.Factors(row.number, inverse_denominator);
+    // A hard term of weight 0 is 0, or makes a NaN of everything if the upstream gradient is infinite.
+    float coefficient = factors.hard == 0 ? factors.soft * row.student_slope : NAN;
+    void* const to = Destination(row);
+    ColumnTotals none;
+    none.student_reference = task.student_reference;
+    none.teacher_reference = task.teacher_reference;
+
     this->WaitForReports();
+    Send(shared_->totals,
+         Combine<kLeanMostWarps>(task, warp < warps_ ? shared_->totals_of_warps[warp] : none));
     Fetch(next);
-    const ColumnTotals totals = AddBlocks();
+    const ColumnTotals totals = Combine<kLeanBlocks>(task, Receive(shared_->totals, none));
     const RowScales scales = ScalesOf(totals);
     if (lane_ == 0) shared_->answer.scales = scales;
     DivergenceValue<float> value;
     if constexpr (kCompared) {
       __syncthreads();
       this->WaitForReports();
-      const LeanCompared compared = CompareBlocks();
+      Send(shared_->compared,
+           AddLanes<kLeanMostWarps>(warp < warps_ ? shared_->compared_of_warps[warp]
+                                                  : LeanCompared()));
+      const LeanCompared compared =
+          AddLanes<kLeanBlocks>(Receive(shared_->compared, LeanCompared()));
       value = ValueOfCompared<kKind>(program.divergence, scales, compared.value, compared.y);
     } else {
       value = ValueOfTotals<kKind>(program.divergence, scales, totals.x, totals.y);
     }
     const bool outside = program.IsOutside(value.value);
-    // A hard term of weight 0 is 0, or makes a NaN of everything if the upstream gradient is infinite.
-    float coefficient = factors.hard == 0 ? factors.soft * row.student_slope : NAN;
     if (outside) coefficient = 0;
-    if (lane_ == 0) shared_->slope = {Destination(row), value.total, coefficient};
+    if (lane_ == 0) shared_->slope = {to, value.total, coefficient};
     __syncthreads();
+
     // While they write the gradient.
-    const bool live = factors.hard != 0 || (factors.soft != 0 && !outside);
-    Finish(row, totals, value.value, live);
+    const Row after = NextRow();
+    Finish(row, totals, value.value, factors.hard != 0 || (factors.soft != 0 && !outside));
     row = next;
+    next = after;
+    task = next_task;
   }
 }
 

@@ -29,6 +29,39 @@ using StartTeam = BlockTeamOf<kStartThreads>;
 // Up to so many elements are filled by the one block of the start.
 constexpr int64_t kSmallFill = 1 << 16;
 
+constexpr int kBatch = 32;
+
+// Bit i: is_one(i), for i < count <= kBatch. The loads of several are under way at once.
+template <class IsOne>
+__device__ uint32_t BitsOf(int count, const IsOne& is_one) {
+  constexpr int kTogether = 8;
+  uint32_t bits = 0;
+  for (int first = 0; first < count; first += kTogether) {
+    bool ones[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) ones[k] = first + k < count && is_one(first + k);
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) bits |= ones[k] ? 1u << (first + k) : 0u;
+  }
+  return bits;
+}
+
+// Of rows begin ... begin + count - 1: those that count.
+__device__ uint32_t CountedBits(const HeadProblem& head, int64_t begin, int count) {
+  uint32_t bits = count == kBatch ? ~0u : (1u << count) - 1;
+  if (head.mask) bits &= BitsOf(count, [&](int i) { return head.mask.Mask(begin + i); });
+  if (!head.target) return bits;
+  const int64_t ignored = head.ignore_index;
+  if (head.target.dtype == DType::kI32) {
+    return bits & BitsOf(count, [&](int i) {
+             return *head.target.Row<const int32_t>(begin + i) != ignored;
+           });
+  }
+  return bits & BitsOf(count, [&](int i) {
+           return *head.target.Row<const int64_t>(begin + i) != ignored;
+         });
+}
+
 // A thread takes consecutive rows, so that a scan over threads gives each its place. 2 N reads.
 __device__ void SelectRows(const HeadProblem& head, const RowSet& rows, bool in_place) {
   __shared__ int64_t warp_sums[kStartThreads / 32];
@@ -37,11 +70,15 @@ __device__ void SelectRows(const HeadProblem& head, const RowSet& rows, bool in_
   const int64_t begin = min(head.rows, threadIdx.x * each);
   const int64_t end = min(head.rows, begin + each);
   int64_t mine = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    const bool counted = head.IsCounted(i);
-    rows.counted[i] = counted ? 1 : 0;
-    if (in_place) rows.index[i] = counted ? static_cast<int32_t>(i) : -1;
-    mine += counted ? 1 : 0;
+  for (int64_t first = begin; first < end; first += kBatch) {
+    const int count = static_cast<int>(min(int64_t{kBatch}, end - first));
+    const uint32_t counted = CountedBits(head, first, count);
+    for (int i = 0; i < count; ++i) {
+      const bool is_one = (counted >> i & 1) != 0;
+      rows.counted[first + i] = is_one ? 1 : 0;
+      if (in_place) rows.index[first + i] = is_one ? static_cast<int32_t>(first + i) : -1;
+    }
+    mine += __popc(counted);
   }
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -52,15 +89,16 @@ __device__ void SelectRows(const HeadProblem& head, const RowSet& rows, bool in_
   }
   if (lane == 31) warp_sums[warp] = before;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    int64_t sum = 0;
-    for (int64_t& of : warp_sums) {
-      const int64_t next = sum + of;
-      of = sum;
-      sum = next;
+  if (warp == 0) {
+    static_assert(kStartThreads / 32 == 32);
+    const int64_t of = warp_sums[lane];
+    int64_t sum = of;
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int64_t other = __shfl_up_sync(~0u, sum, offset);
+      if (lane >= offset) sum += other;
     }
-    total = sum;
-    *rows.count = sum;
+    warp_sums[lane] = sum - of;
+    if (lane == 31) *rows.count = total = sum;
   }
   __syncthreads();
   if (in_place) return;
@@ -74,7 +112,8 @@ __device__ void SelectRows(const HeadProblem& head, const RowSet& rows, bool in_
 // One block: an empty record, the rows that count, the checks and, if `fills`, the outputs of the other rows.
 __global__ void __launch_bounds__(kStartThreads)
     StartKernel(const __grid_constant__ HeadProblem head, const __grid_constant__ RowStart start,
-                const __grid_constant__ RowSet rows, bool in_place, bool fills) {
+                const __grid_constant__ RowSet rows, bool in_place, bool fills, StartNote* note,
+                uint32_t number) {
   __shared__ int64_t scratch[StartTeam::kScratchWords];
   StartTeam team(scratch);
   // The words of an empty record are 0 but for the row.
@@ -91,7 +130,15 @@ __global__ void __launch_bounds__(kStartThreads)
   __syncthreads();
   if (start.sequences.Instances() > 0) start.sequences.Run(team, 0);
   __syncthreads();
-  if (!fills || start.record->code != 0) return;
+  if (note != nullptr && threadIdx.x == 0) {
+    note->code = start.record->code;
+    note->field = start.record->field;
+    note->row = start.record->row;
+    note->count = *rows.count;
+    __threadfence_system();
+    *const_cast<volatile uint32_t*>(&note->number) = number;
+  }
+  if (!fills || start.record->code != 0 || *rows.count == head.rows) return;
   for (int64_t instance = 0; instance < start.fill.Instances(); ++instance) {
     start.fill.Run(team, instance);
   }
@@ -132,8 +179,9 @@ cudaError_t LaunchStage(const Stage& stage, int64_t count, cudaStream_t stream) 
 }
 
 cudaError_t LaunchStart(const HeadProblem& head, const RowStart& start, const RowSet& rows,
-                        bool in_place, bool fills, cudaStream_t stream) {
-  StartKernel<<<1, kStartThreads, 0, stream>>>(head, start, rows, in_place, fills);
+                        bool in_place, bool fills, StartNote* note, uint32_t number,
+                        cudaStream_t stream) {
+  StartKernel<<<1, kStartThreads, 0, stream>>>(head, start, rows, in_place, fills, note, number);
   return cudaGetLastError();
 }
 

@@ -129,6 +129,7 @@ HeadPass HeadEngine::MakePass(const HeadProblem& head, const RowProgram& program
   pass.column_weight = outputs.column_weight;
   pass.batch_invariant = call_->options.batch_invariant;
   pass.gradient_filter = call_->options.gradient_filter;
+  pass.host_may_wait = call_->options.host_may_wait;
   pass.record = record_;
   return pass;
 }

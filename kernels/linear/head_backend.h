@@ -36,6 +36,8 @@ struct HeadPass {
   bool batch_invariant = false;
   // Blocks of the gradient in which every row has less softmax mass, and none its target, may be left out; 0: none is.
   float gradient_filter = 0;
+  // The host may wait for what the device finds.
+  bool host_may_wait = false;
   // Nothing is written if record->code is not 0.
   ResultRecord* record = nullptr;
 };

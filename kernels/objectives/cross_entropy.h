@@ -94,8 +94,10 @@ struct CrossEntropyStartStage {
   LOSSD_HD void Run(Team& team, int64_t) const {
     double weights = 0;
     double classes = 0;
-    // A target that is out of range must not become an address.
-    if (record->code == 0) {
+    if (!row_weight && !class_weight) {
+      weights = team.rank() == 0 ? static_cast<double>(*count) : 0.0;
+    } else if (record->code == 0) {
+      // A target that is out of range must not become an address.
       for (int64_t i = team.rank(); i < rows; i += team.size()) {
         if (counted[i] == 0) continue;
         double weight = row_weight ? row_weight.F32(i) : 1;
@@ -107,8 +109,7 @@ struct CrossEntropyStartStage {
           classes += class_weight.F32(j);
       }
     }
-    weights = team.Sum(weights);
-    classes = team.Sum(classes);
+    team.SumAll(&weights, &classes);
     if (team.rank() != 0) return;
     scales->row_weight_sum = weights;
     scales->class_weight_sum = class_weight ? classes : static_cast<double>(valid_vocab);
@@ -252,17 +253,18 @@ struct CrossEntropyEndStage {
     double z_sum = 0;
     int64_t count = 0;
     int64_t bad = 0;
+    // What lies at other rows is read, too, so that no load waits for another.
     for (int64_t i = team.rank(); i < rows; i += team.size()) {
-      if (counted[i] == 0) continue;
-      ++count;
-      ce_sum += ce[i];
-      if (z_term != nullptr) z_sum += z_term[i];
-      bad += degenerate[i];
+      const bool is_one = counted[i] != 0;
+      const float row_ce = ce[i];
+      const float row_z = z_term != nullptr ? z_term[i] : 0.0f;
+      const int64_t row_bad = degenerate[i];
+      count += is_one ? 1 : 0;
+      ce_sum += is_one ? row_ce : 0.0f;
+      z_sum += is_one ? row_z : 0.0f;
+      bad += is_one ? row_bad : 0;
     }
-    ce_sum = team.Sum(ce_sum);
-    z_sum = team.Sum(z_sum);
-    count = team.Sum(count);
-    bad = team.Sum(bad);
+    team.SumAll(&ce_sum, &z_sum, &count, &bad);
     if (team.rank() != 0) return;
     record->count = count;
     record->degenerate_rows = bad;

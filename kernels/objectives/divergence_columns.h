@@ -121,8 +121,8 @@ LOSSD_HD RowScales ScalesOf(const ColumnTotals& totals) {
   RowScales out;
   out.student_reference = totals.student_reference;
   out.teacher_reference = totals.teacher_reference;
-  out.student_inverse = 1.0f / student;
-  out.teacher_inverse = 1.0f / teacher;
+  out.student_inverse = FastReciprocal(student);
+  out.teacher_inverse = FastReciprocal(teacher);
   out.student_log = log2f(student);
   out.teacher_log = log2f(teacher);
   return out;

@@ -33,6 +33,17 @@ LOSSD_HD float FastLog2(float x) {
 #endif
 }
 
+// Error 2^-23 of its value.
+LOSSD_HD float FastReciprocal(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return 1 / x;
+#endif
+}
+
 // A product that is rounded before anything is added to it: what is equal stays equal.
 LOSSD_HD float RoundedProduct(float a, float b) {
 #if defined(__CUDA_ARCH__)

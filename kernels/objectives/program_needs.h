@@ -60,6 +60,14 @@ bool HasPlainGradient(const Program& program) {
   return OtherGradientTerm(program) == nullptr;
 }
 
+// Whether rows that count often have no gradient at all: clipped tokens, advantages of 0. Known once the row program has run.
+template <class Program>
+bool OftenVanishes(const Program&) {
+  return false;
+}
+inline bool OftenVanishes(const PolicyRows&) { return true; }
+inline bool OftenVanishes(const KeptGradientRows&) { return true; }
+
 }  // namespace lossd
 
 #endif  // LOSSD_KERNELS_OBJECTIVES_PROGRAM_NEEDS_H_

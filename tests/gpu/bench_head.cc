@@ -1,5 +1,6 @@
 // LinearCrossEntropy, forward and backward, beside the three cuBLASLt products of the same shape: interleaved, hot, medians.
-// Usage: bench_head [rows hidden vocab workspace_bytes [seconds [times]]]; with a last argument without the errors against float64.
+// Usage: bench_head [rows hidden vocab workspace_bytes [seconds [filter [times]]]]; with a last argument without the errors against
+// float64.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -109,6 +110,7 @@ int Main(int argc, char** argv) {
   const int64_t v = argc > 3 ? std::atoll(argv[3]) : 128256;
   const uint64_t workspace = argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 2200000000;
   const int64_t seconds = argc > 5 ? std::atoll(argv[5]) : 8;
+  const float filter_bound = argc > 6 ? std::strtof(argv[6], nullptr) : 4e-3f;
   const BenchData data(n, h, v, 8.6);
   auto cuda = OrDie(CudaBackend::Create({0, workspace}));
   const Registry registry = OrDie(Registry::Create());
@@ -175,8 +177,9 @@ int Main(int argc, char** argv) {
   };
 
   Timer timer;
-  std::printf("N %lld H %lld V %lld bf16, workspace %.2f GB\n", static_cast<long long>(n),
-              static_cast<long long>(h), static_cast<long long>(v), workspace / 1e9);
+  std::printf("N %lld H %lld V %lld bf16, workspace %.2f GB, filter %g\n",
+              static_cast<long long>(n), static_cast<long long>(h), static_cast<long long>(v),
+              workspace / 1e9, static_cast<double>(filter_bound));
   for (int i = 0; i < 3; ++i) std::printf("  %s plan: %s\n", names[i], run(i, true).c_str());
   // Hot: three seconds of the same load first.
   for (const auto start = std::chrono::steady_clock::now();
@@ -186,13 +189,12 @@ int Main(int argc, char** argv) {
   }
   PrintClocks();
   const char* rows[] = {"grad_weight f32 ", "grad_weight bf16", "forward, entropy",
-                        "f32, enqueued   ", "f32, filter 4e-3", "forward enqueued",
+                        "f32, enqueued   ", "f32, filtered   ", "forward enqueued",
                         "f32, half masked"};
   constexpr int kRows = 7;
-  constexpr float kFilter = 4e-3f;
   const auto run_products = [&] { Check(products.Run(reference, stream)); };
   const auto run_row = [&](int i) {
-    run(i == 6 ? 3 : i == 5 ? 2 : i < 3 ? i : 0, i != 3 && i != 5, i == 4 ? kFilter : 0);
+    run(i == 6 ? 3 : i == 5 ? 2 : i < 3 ? i : 0, i != 3 && i != 5, i == 4 ? filter_bound : 0);
   };
   // Plain: products, the call, products, the call. Preceded: each follows an untimed run of itself, since the card is limited by power
   // and what ran before decides about the clock.
@@ -236,14 +238,14 @@ int Main(int argc, char** argv) {
     }
     PrintClocks();
   }
-  if (argc > 6) return 0;
+  if (argc > 7) return 0;
   std::vector<int64_t> sample_rows, ids;
   for (int64_t i = 0; i < 16; ++i) sample_rows.push_back((i * (n / 16) + i) % n);
   for (int64_t i = 0; i < 8; ++i) ids.push_back(i * i % v);
   for (int64_t i = 0; i < 24; ++i) ids.push_back((i * 7919 + 100) % v);
   for (int k = 0; k < 3; ++k) {
     const int i = k % 2;
-    std::printf("  plan %s\n", run(i, true, k == 2 ? kFilter : 0).c_str());
+    std::printf("  plan %s\n", run(i, true, k == 2 ? filter_bound : 0).c_str());
     const std::vector<float> all_lse = ReadFloats<float>(regions.data(lse), 0, n);
     const float value = ReadFloats<float>(regions.data(loss), 0, 1)[0];
     std::vector<float> dx_rows, dw_rows;

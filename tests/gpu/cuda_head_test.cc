@@ -91,6 +91,43 @@ TEST_F(ExpEpilogueTest, RowsOfNaN) {
   Compare(op);
 }
 
+// Two rows in three have no advantage: their gradients are zeros, and the products are those of the others. Also where rows are masked, where
+// all rows of all sequences come first, and where no row has one.
+TEST_F(ExpEpilogueTest, RowsWithoutGradientLeave) {
+  runner_.cuda().head().set_worth_waiting(0);
+  const std::string kind = " clip_low=0.9 clip_high=20";
+  for (const OptionCase& option_case : std::vector<OptionCase>{
+           {"LinearPolicyLoss", "target advantage old_logprob", "kind=PPO" + kind, "", ""},
+           {"LinearPolicyLoss", "target mask bias advantage old_logprob", "kind=PPO" + kind, "",
+            ""},
+           {"LinearPolicyLoss", "target advantage old_logprob cu_seqlens",
+            "kind=GSPO gspo_gradient=DETACHED" + kind, "", ""}}) {
+    for (const int one_in : {3, 1 << 30}) {
+      v1::Op op = BuildCase(cpu_.registry(), option_case, {2100, 72, 1000, 0}, v1::BF16);
+      v1::Tensor* advantage =
+          op.mutable_linear_policy_loss()->mutable_policy()->mutable_advantage();
+      std::vector<double> values = Elements(*advantage);
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (static_cast<int>(i) % one_in != one_in - 1) values[i] = 0;
+      }
+      SetElements(values, advantage);
+      SCOPED_TRACE(testing::PrintToString(option_case) + (one_in == 3 ? "" : ", none"));
+      const auto want = cpu_.Run(op);
+      ASSERT_TRUE(want.ok()) << want.status();
+      const auto got = runner_.RunInMemory(op, RunOptions());
+      ASSERT_TRUE(got.ok()) << got.status();
+      // The library's products take multiples of 256.
+      EXPECT_THAT(got->plan(), testing::ContainsRegex(one_in == 3 ? "gradient_rows=(512|768)"
+                                                                  : "gradient_rows=256"));
+      for (const auto& [output, tensor] : want->outputs()) {
+        EXPECT_LE(Distance(got->outputs().at(output), tensor, false),
+                  ToleranceOf("", output, v1::BF16))
+            << output;
+      }
+    }
+  }
+}
+
 // Few tokens have most of the mass: what is left out is little, and with a bound of almost nothing it is nothing.
 TEST_F(ExpEpilogueTest, FilteredGradients) {
   for (const char* inputs : {"target", "target mask"}) {

