@@ -6,7 +6,7 @@ set -euo pipefail
 build=(g++ cmake ninja-build make pkg-config protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
        libgrpc++-dev libgrpc-dev libabsl-dev nlohmann-json3-dev libopenblas0-pthread)
 test=(libgtest-dev libgmock-dev)
-python=(python3 python3-numpy python3-pytest python3-torch)
+python=(python3 python3-numpy python3-pip python3-pytest python3-setuptools python3-torch python3-venv python3-wheel)
 lint=(clang-format-14)
 
 wanted=()

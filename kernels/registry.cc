@@ -66,6 +66,17 @@ absl::StatusOr<const Op*> Registry::Select(const v1::Op& op,
   return Find(field->message_type()->name());
 }
 
+void Registry::List(v1::ListOpsReply* reply) const {
+  for (const auto& op : ops_) {
+    v1::OpDescription* description = reply->add_ops();
+    description->set_name(op->name());
+    description->set_formula(op->schema().info().formula());
+    description->set_source(op->schema().info().source());
+    // Start-up fails if a backend lacks an operation.
+    description->set_available(true);
+  }
+}
+
 absl::StatusOr<AdmittedOp> Admit(const Registry& registry, const v1::Op& op,
                                  const RegionResolver& regions,
                                  const std::vector<std::string>& donated) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/core/envelope.h"
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
 

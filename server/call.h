@@ -88,16 +88,8 @@ class Call final : public Work, public std::enable_shared_from_this<Call> {
 // UNAUTHENTICATED, for a call without a token where every call needs a session.
 absl::Status NeedsSession();
 
-// INVALID_ARGUMENT if the message has a field or value of another version of the protocol. `field`: its name; "" for a request.
-absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_view field);
-
-// INVALID_ARGUMENT unless it is in [0, 1).
-absl::Status CheckGradientFilter(double gradient_filter);
-
 // What the envelope alone can tell. Errors: INVALID_ARGUMENT, UNIMPLEMENTED, each with the field.
 absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool is_host);
-// Whether what is donated is an input of one of the operations, and one whose memory an output can take. The same errors.
-absl::Status CheckDonated(const v1::RunRequest& request, const Registry& registry);
 
 }  // namespace lossd
 

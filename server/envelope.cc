@@ -1,4 +1,6 @@
-// The rules of RunRequest that need neither tensors nor a session's state.
+// The rules of RunRequest for a server that need neither tensors nor a session's state.
+#include "kernels/core/envelope.h"
+
 #include "absl/strings/str_cat.h"
 #include "kernels/core/error.h"
 #include "kernels/core/result_record.h"
@@ -8,7 +10,6 @@
 namespace lossd {
 namespace {
 
-constexpr int kMaxOps = 64;
 constexpr size_t kMaxRequestIdBytes = 128;
 
 absl::Status CheckRecord(const v1::RunRequest& request) {
@@ -65,46 +66,8 @@ absl::Status CheckCompletion(const v1::RunRequest& request, bool is_host) {
 
 }  // namespace
 
-absl::Status CheckDonated(const v1::RunRequest& request, const Registry& registry) {
-  for (const std::string& name : request.donate()) {
-    bool is_input = false;
-    bool can_donate = false;
-    for (const v1::Op& op : request.ops()) {
-      const google::protobuf::Message* message = nullptr;
-      LOSSD_ASSIGN_OR_RETURN(const Op* known, registry.Select(op, &message));
-      const FieldRule* rule = known->schema().Find(name);
-      is_input = is_input || (rule != nullptr && rule->is_input());
-      can_donate = can_donate || known->schema().CanDonate(name);
-    }
-    if (!is_input) return FieldError("donate", "names of inputs of the request's operations", name);
-    if (!can_donate) {
-      return UnimplementedError("donate", "names of inputs whose memory an output can take", name);
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckKnown(const google::protobuf::Message& message, absl::string_view field) {
-  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
-  if (unknown.empty()) return absl::OkStatus();
-  return FieldError(field.empty() ? absl::StrCat(unknown.field(0).number()) : std::string(field),
-                    "made of fields and values that this server knows",
-                    absl::StrCat("with unknown field or value ", unknown.field(0).number()));
-}
-
-absl::Status CheckGradientFilter(double gradient_filter) {
-  // Also when it is NaN.
-  if (gradient_filter >= 0 && gradient_filter < 1) return absl::OkStatus();
-  return FieldError("gradient_filter", "in [0, 1)", absl::StrCat(gradient_filter));
-}
-
 absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool is_host) {
-  LOSSD_RETURN_IF_ERROR(CheckKnown(request, ""));
-  if (request.ops_size() == 0 || request.ops_size() > kMaxOps) {
-    return FieldError("ops", absl::StrCat("1 to ", kMaxOps, " operations"),
-                      absl::StrCat(request.ops_size()));
-  }
-  for (const v1::Op& op : request.ops()) LOSSD_RETURN_IF_ERROR(CheckKnown(op, "ops"));
+  LOSSD_RETURN_IF_ERROR(CheckOps(request));
   if (request.request_id().size() > kMaxRequestIdBytes) {
     return FieldError("request_id", absl::StrCat("at most ", kMaxRequestIdBytes, " bytes"),
                       absl::StrCat(request.request_id().size()));
@@ -112,7 +75,6 @@ absl::Status CheckEnvelope(const v1::RunRequest& request, bool has_session, bool
   if (!request.request_id().empty() && !has_session) {
     return FieldError("request_id", "absent without a session, which would remember it", "given");
   }
-  LOSSD_RETURN_IF_ERROR(CheckGradientFilter(request.gradient_filter()));
   return CheckCompletion(request, is_host);
 }
 

@@ -4,10 +4,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/backend.h"
+#include "kernels/core/envelope.h"
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/linear/planner.h"
-#include "server/backend.h"
 #include "server/call.h"
 
 namespace lossd {

@@ -68,14 +68,7 @@ void LossService::AcceptStream(grpc::ServerCompletionQueue* queue) {
 
 grpc::ServerUnaryReactor* LossService::ListOps(grpc::CallbackServerContext* context,
                                                const v1::ListOpsRequest*, v1::ListOpsReply* reply) {
-  for (const auto& op : context_.registry->ops()) {
-    v1::OpDescription* description = reply->add_ops();
-    description->set_name(op->name());
-    description->set_formula(op->schema().info().formula());
-    description->set_source(op->schema().info().source());
-    // Start-up fails if a backend lacks an operation.
-    description->set_available(true);
-  }
+  context_.registry->List(reply);
   *reply->mutable_server() = IsUnixCaller(*context) ? infos_.unix_socket : infos_.tcp;
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);

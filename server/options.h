@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
-#include "server/backend.h"
+#include "kernels/backend.h"
 #include "server/log.h"
 
 namespace lossd {

@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
+#include "kernels/backend.h"
 #include "kernels/core/registry.h"
-#include "server/backend.h"
 #include "server/buffer_service.h"
 #include "server/call.h"
 #include "server/dispatcher.h"

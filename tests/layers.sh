@@ -17,7 +17,8 @@ grpc='grpc/|grpcpp/|lossd/v1/[a-z]+\.grpc\.pb'
 forbid proto 'kernels/|server/|client/|tests/' 'proto knows nothing else'
 forbid kernels "$grpc" 'kernels know no gRPC'
 forbid kernels 'server/|client/|tests/' 'kernels know neither server nor client'
-forbid client 'kernels/|server/|tests/' 'the client knows only proto'
+forbid client/embedded 'server/|tests/' 'embedded mode knows proto and kernels'
+forbid 'client/c client/cpp client/conformance client/ctl client/demo' 'kernels/|server/|tests/' 'the client knows only proto'
 forbid server 'client/|tests/' 'the server does not know its clients'
 forbid kernels/core 'kernels/(objectives|layers|linear|cpu|cuda|ops)/' 'core is below the rest of kernels'
 forbid kernels/objectives 'kernels/(layers|linear|cpu|cuda|ops)/|absl/|google/|lossd/' 'objectives are plain formulas'
@@ -26,7 +27,7 @@ forbid kernels/linear 'kernels/(cpu|cuda|ops)/' 'the engine sees backends throug
 forbid kernels/cpu 'kernels/(cuda|ops)/' 'backends do not know each other'
 forbid kernels/cuda 'kernels/(cpu|ops)/' 'backends do not know each other'
 forbid server/options.h "$grpc" 'the heart of the server is free of gRPC'
-for heart in server/region_table server/memfd server/session server/dispatcher server/session_socket server/backend; do
+for heart in server/region_table server/memfd server/session server/dispatcher server/session_socket; do
   for file in "$heart".h "$heart".cc; do
     [ -f "$file" ] && forbid "$file" "$grpc" 'the heart of the server is free of gRPC'
   done

@@ -17,23 +17,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "client/c/handles.h"
+#include "client/c/report.h"
 #include "client/cpp/client.h"
 #include "google/protobuf/descriptor.pb.h"
 #include "lossd/v1/error.pb.h"
 #include "lossd/v1/service.pb.h"
 
-#define LOSSD_C_RETURN_IF_ERROR(expression)                      \
-  do {                                                           \
-    absl::Status status_of_expression = (expression);            \
-    if (!status_of_expression.ok()) return status_of_expression; \
-  } while (false)
-
 struct lossd_server {
   std::unique_ptr<lossd::PrivateServer> server;
-};
-
-struct lossd_client {
-  std::shared_ptr<lossd::Client> client;
 };
 
 struct lossd_buffer {
@@ -44,71 +36,13 @@ struct lossd_buffer {
 
 namespace {
 
-using lossd::v1::ErrorDetail;
+using lossd::c::ArgumentError;
+using lossd::c::CopyOut;
+using lossd::c::Given;
+using lossd::c::Guard;
+using lossd::c::ParseRequest;
 
-constexpr char kDetailUrl[] = "type.googleapis.com/lossd.v1.ErrorDetail";
 constexpr size_t kHandleBytes = LOSSD_CUDA_HANDLE_BYTES;
-
-static_assert(sizeof(lossd_status) == 2048, "the layout is part of the ABI");
-
-template <size_t kSize>
-void CopyText(absl::string_view text, char (&to)[kSize]) {
-  size_t size = std::min(text.size(), kSize - 1);
-  // Never cut inside a UTF-8 sequence.
-  if (size < text.size()) {
-    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80) --size;
-  }
-  if (size > 0) std::memcpy(to, text.data(), size);
-  to[size] = '\0';
-}
-
-int32_t Report(const absl::Status& from, lossd_status* to) {
-  const auto code = static_cast<int32_t>(from.code());
-  if (to == nullptr) return code;
-  *to = lossd_status LOSSD_STATUS_INIT;
-  to->code = code;
-  if (from.ok()) return code;
-  CopyText(from.message(), to->message);
-  const absl::optional<absl::Cord> payload = from.GetPayload(kDetailUrl);
-  ErrorDetail detail;
-  if (!payload.has_value() || !detail.ParseFromString(std::string(*payload))) return code;
-  CopyText(detail.field(), to->field);
-  CopyText(detail.must_be(), to->must_be);
-  CopyText(detail.is(), to->is);
-  CopyText(detail.op(), to->op);
-  CopyText(detail.reason(), to->reason);
-  if (detail.has_op_index()) to->op_index = detail.op_index();
-  if (detail.has_row()) to->row = detail.row();
-  to->retry_after_ms = detail.retry_after_ms();
-  to->cuda_error = detail.cuda_error();
-  return code;
-}
-
-absl::Status ArgumentError(absl::string_view field, absl::string_view must_be,
-                           absl::string_view is) {
-  ErrorDetail detail;
-  detail.set_field(std::string(field));
-  detail.set_must_be(std::string(must_be));
-  detail.set_is(std::string(is));
-  absl::Status status =
-      absl::InvalidArgumentError(absl::StrCat(field, ": must be ", must_be, ", is ", is));
-  status.SetPayload(kDetailUrl, absl::Cord(detail.SerializeAsString()));
-  return status;
-}
-
-// Runs `body`, which returns a Status, and reports it. What a library throws must not reach a C caller.
-template <class Body>
-int32_t Guard(lossd_status* status, Body body) {
-  try {
-    return Report(body(), status);
-  } catch (const std::bad_alloc&) {
-    return Report(absl::ResourceExhaustedError("out of memory"), status);
-  } catch (const std::exception& error) {
-    return Report(absl::InternalError(error.what()), status);
-  } catch (...) {
-    return Report(absl::InternalError("an unknown exception"), status);
-  }
-}
 
 absl::Status Seconds(absl::string_view field, double seconds, absl::Duration* to) {
   if (!(seconds >= 0)) return ArgumentError(field, "seconds, at least 0", absl::StrCat(seconds));
@@ -116,24 +50,12 @@ absl::Status Seconds(absl::string_view field, double seconds, absl::Duration* to
   return absl::OkStatus();
 }
 
-absl::Status Given(absl::string_view field, const void* pointer) {
-  return pointer != nullptr ? absl::OkStatus() : ArgumentError(field, "given", "NULL");
-}
-
-absl::Status CopyOut(const google::protobuf::MessageLite& message, lossd_bytes* to) {
-  const size_t size = message.ByteSizeLong();
-  if (size > std::numeric_limits<int>::max()) {
-    return absl::ResourceExhaustedError("the reply is larger than 2 GiB");
-  }
-  // malloc(0) may be NULL, which would look like a failure.
-  auto* data = static_cast<uint8_t*>(std::malloc(std::max<size_t>(size, 1)));
-  if (data == nullptr) return absl::ResourceExhaustedError("out of memory for the reply");
-  if (!message.SerializeToArray(data, static_cast<int>(size))) {
-    std::free(data);
-    return absl::InternalError("the reply could not be serialized");
-  }
-  *to = {data, size};
-  return absl::OkStatus();
+// Buffers and events are of a session.
+absl::Status HasServer(const lossd_client* client) {
+  LOSSD_C_RETURN_IF_ERROR(Given("client", client));
+  if (client->embedded == nullptr) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "an embedded client has no server: tensors lie anywhere in the process's memory");
 }
 
 void AddWithImports(const google::protobuf::FileDescriptor* file,
@@ -246,7 +168,7 @@ int32_t lossd_connect(const char* address, const lossd_connect_options* options,
     }
     auto connected = lossd::Client::Connect(connect);
     if (!connected.ok()) return connected.status();
-    *client = new lossd_client{*std::move(connected)};
+    *client = new lossd_client{*std::move(connected), nullptr};
     return absl::OkStatus();
   });
 }
@@ -257,6 +179,7 @@ int32_t lossd_server_info(lossd_client* client, lossd_bytes* info, lossd_status*
   return Guard(status, [&]() -> absl::Status {
     LOSSD_C_RETURN_IF_ERROR(Given("client", client));
     LOSSD_C_RETURN_IF_ERROR(Given("info", info));
+    if (client->embedded != nullptr) return CopyOut(client->embedded->info(), info);
     return CopyOut(client->client->server_info(), info);
   });
 }
@@ -265,6 +188,7 @@ int32_t lossd_list_ops(lossd_client* client, lossd_bytes* reply, lossd_status* s
   return Guard(status, [&]() -> absl::Status {
     LOSSD_C_RETURN_IF_ERROR(Given("client", client));
     LOSSD_C_RETURN_IF_ERROR(Given("reply", reply));
+    if (client->embedded != nullptr) return CopyOut(client->embedded->ListOps(), reply);
     auto listed = client->client->ListOps();
     return listed.ok() ? CopyOut(*listed, reply) : listed.status();
   });
@@ -272,7 +196,7 @@ int32_t lossd_list_ops(lossd_client* client, lossd_bytes* reply, lossd_status* s
 
 int32_t lossd_list_regions(lossd_client* client, lossd_bytes* reply, lossd_status* status) {
   return Guard(status, [&]() -> absl::Status {
-    LOSSD_C_RETURN_IF_ERROR(Given("client", client));
+    LOSSD_C_RETURN_IF_ERROR(HasServer(client));
     LOSSD_C_RETURN_IF_ERROR(Given("reply", reply));
     auto listed = client->client->ListRegions();
     return listed.ok() ? CopyOut(*listed, reply) : listed.status();
@@ -281,18 +205,16 @@ int32_t lossd_list_regions(lossd_client* client, lossd_bytes* reply, lossd_statu
 
 int32_t lossd_run(lossd_client* client, const uint8_t* request, size_t request_bytes,
                   double timeout, lossd_bytes* reply, lossd_status* status) {
+  if (client != nullptr && client->embedded != nullptr) {
+    return lossd_run_on_stream(client, request, request_bytes, nullptr, reply, status);
+  }
   return Guard(status, [&]() -> absl::Status {
     LOSSD_C_RETURN_IF_ERROR(Given("client", client));
     LOSSD_C_RETURN_IF_ERROR(Given("reply", reply));
-    if (request_bytes > 0) LOSSD_C_RETURN_IF_ERROR(Given("request", request));
     absl::Duration limit = absl::ZeroDuration();  // that of the connection
     LOSSD_C_RETURN_IF_ERROR(Seconds("timeout", timeout, &limit));
     lossd::v1::RunRequest run;
-    if (request_bytes > std::numeric_limits<int>::max() ||
-        !run.ParseFromArray(request, static_cast<int>(request_bytes))) {
-      return ArgumentError("request", "a serialized lossd.v1.RunRequest",
-                           absl::StrCat(request_bytes, " other bytes"));
-    }
+    LOSSD_C_RETURN_IF_ERROR(ParseRequest(request, request_bytes, &run));
     auto ran = client->client->Run(run, limit);
     return ran.ok() ? CopyOut(*ran, reply) : ran.status();
   });
@@ -301,7 +223,7 @@ int32_t lossd_run(lossd_client* client, const uint8_t* request, size_t request_b
 int32_t lossd_buffer_create(lossd_client* client, uint64_t bytes, lossd_buffer** buffer,
                             lossd_status* status) {
   return Guard(status, [&]() -> absl::Status {
-    LOSSD_C_RETURN_IF_ERROR(Given("client", client));
+    LOSSD_C_RETURN_IF_ERROR(HasServer(client));
     LOSSD_C_RETURN_IF_ERROR(Given("buffer", buffer));
     if (bytes == 0) return ArgumentError("bytes", "above 0", "0");
     return MakeBuffer(client, client->client->CreateBuffer(bytes), buffer);
@@ -312,7 +234,7 @@ int32_t lossd_buffer_allocate_at_server(lossd_client* client, uint64_t bytes, in
                                         uint8_t* cuda_ipc, lossd_buffer** buffer,
                                         lossd_status* status) {
   return Guard(status, [&]() -> absl::Status {
-    LOSSD_C_RETURN_IF_ERROR(Given("client", client));
+    LOSSD_C_RETURN_IF_ERROR(HasServer(client));
     LOSSD_C_RETURN_IF_ERROR(Given("buffer", buffer));
     if (bytes == 0) return ArgumentError("bytes", "above 0", "0");
     if (memory_kind != LOSSD_MEMORY_HOST && memory_kind != LOSSD_MEMORY_DEVICE) {
@@ -337,7 +259,7 @@ int32_t lossd_buffer_register_device(lossd_client* client, const uint8_t* handle
                                      int32_t writable, lossd_buffer** buffer,
                                      lossd_status* status) {
   return Guard(status, [&]() -> absl::Status {
-    LOSSD_C_RETURN_IF_ERROR(Given("client", client));
+    LOSSD_C_RETURN_IF_ERROR(HasServer(client));
     LOSSD_C_RETURN_IF_ERROR(Given("handle", handle));
     LOSSD_C_RETURN_IF_ERROR(Given("buffer", buffer));
     const absl::string_view handle_view(reinterpret_cast<const char*>(handle), handle_bytes);
@@ -386,7 +308,7 @@ void lossd_buffer_free(lossd_buffer* buffer) { delete buffer; }
 int32_t lossd_register_events(lossd_client* client, const uint8_t* ready, size_t count,
                               uint8_t* done, lossd_status* status) {
   return Guard(status, [&]() -> absl::Status {
-    LOSSD_C_RETURN_IF_ERROR(Given("client", client));
+    LOSSD_C_RETURN_IF_ERROR(HasServer(client));
     if (count > 0) LOSSD_C_RETURN_IF_ERROR(Given("ready", ready));
     if (count > 0) LOSSD_C_RETURN_IF_ERROR(Given("done", done));
     std::vector<std::string> handles;

@@ -13,8 +13,8 @@
  * Rules
  * - Every function that can fail returns the status code (0 = ok) and fills *status with the same code and the reasons. There is
  *   no "last error", and nothing is thrown. `status` may be NULL. On failure the other results are untouched, unless it says otherwise.
- * - Handles (lossd_client, lossd_buffer, lossd_server) are owned by the caller and end in their own function; NULL is accepted there.
- *   They may be freed in any order: a buffer keeps its client's connection until it is freed.
+ * - Handles (lossd_client, lossd_buffer, lossd_server, lossd_prepared) are owned by the caller and end in their own function; NULL is accepted
+ *   there. They may be freed in any order: a buffer keeps its client's connection until it is freed.
  * - All functions may be called from any thread at the same time, but nobody may use a handle during or after its end.
  * - Strings are UTF-8 with a terminating 0. Sizes and offsets count bytes.
  * - Do not use a handle in a child after fork().
@@ -194,6 +194,50 @@ LOSSD_EXPORT void lossd_buffer_free(lossd_buffer* buffer);
  * registration goes on counting. Events end with the session: after a restart of the server they are registered again by the caller. */
 LOSSD_EXPORT int32_t lossd_register_events(lossd_client* client, const uint8_t* ready, size_t count,
                                            uint8_t* done, lossd_status* status);
+
+/* Without a server --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct lossd_embedded_options {
+  const char*
+      backend; /* "cpu", "cuda"; NULL, "" or "auto": cuda where it was compiled and a GPU answers */
+  const char*
+      algorithms; /* of cuda: path of a table of lossctl tune; NULL or "": the build's alone */
+  uint64_t workspace_bytes; /* 0: the backend's default */
+  int32_t device;           /* number of the GPU */
+  int32_t threads;          /* of cpu; 0: all that the process may run on */
+} lossd_embedded_options;
+
+/* RegionRef.region of all memory of this process, for clients of lossd_open_embedded; RegionRef.byte_offset is the address. */
+enum { LOSSD_PROCESS_REGION = 1 };
+
+/* A client that computes in this process, on one device: the same operations with the same bits as a server of the same backend, threads and
+ * workspace. `options` may be NULL. lossd_run, lossd_server_info, lossd_list_ops and lossd_close take it; buffers and events have no meaning
+ * there (UNIMPLEMENTED). lossd_run uses CUDA's default stream, and has no timeout.
+ * Errors: UNIMPLEMENTED if cuda was not compiled, NOT_FOUND if there is no GPU, RESOURCE_EXHAUSTED for the workspace. */
+LOSSD_EXPORT int32_t lossd_open_embedded(const lossd_embedded_options* options,
+                                         lossd_client** client, lossd_status* status);
+
+/* As lossd_run, in the order of `stream` (a cudaStream_t; NULL: CUDA's default stream; ignored on the CPU). With completion DONE it waits for
+ * the stream, with ENQUEUED it does not, and needs no event. A client's calls on several streams run one after the other; a stream that it has
+ * used must live until it has used another. */
+LOSSD_EXPORT int32_t lossd_run_on_stream(lossd_client* client, const uint8_t* request,
+                                         size_t request_bytes, void* stream, lossd_bytes* reply,
+                                         lossd_status* status);
+
+typedef struct lossd_prepared lossd_prepared;
+
+/* Checks a request once that will be run many times with its tensors elsewhere: a run then costs a few microseconds beside the work.
+ * Tensors must be in LOSSD_PROCESS_REGION, at any address of the right alignment where no two of them overlap. */
+LOSSD_EXPORT int32_t lossd_prepare(lossd_client* client, const uint8_t* request,
+                                   size_t request_bytes, lossd_prepared** prepared,
+                                   lossd_status* status);
+/* `addresses`: of the request's tensors, in the order of the operation's fields in proto/lossd/v1. With `reply` it waits for the stream. Without
+ * it (NULL) it returns when the work is enqueued; wrong data that only the GPU sees is not reported then, and the outputs of such rows are
+ * undefined. Errors: those of lossd_run. */
+LOSSD_EXPORT int32_t lossd_prepared_run(lossd_prepared* prepared, const uint64_t* addresses,
+                                        size_t count, void* stream, lossd_bytes* reply,
+                                        lossd_status* status);
+LOSSD_EXPORT void lossd_prepared_free(lossd_prepared* prepared);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
 """Adds what was built to the wheel: liblossd_client.so, the libraries that it needs, the server, and the descriptors with comments.
 
-They are taken from build/release of the source tree (`make` builds it), and keep its layout inside the package. The libraries lie beside
-liblossd_client.so, which finds them, as the server does, by the relative run path that they are linked with.
+They are taken from build/release of the source tree (`make` builds it), or where that is not there from another of its build directories, and keep
+its layout inside the package. The libraries lie beside liblossd_client.so, which finds them, as the server does, by the relative run path that
+they are linked with. Symbols for debuggers stay behind.
 """
 
 import os
@@ -18,7 +19,7 @@ try:
 except ImportError:
     from wheel.bdist_wheel import bdist_wheel
 
-BUILD = Path(__file__).resolve().parents[2] / "build" / "release"
+BUILDS = Path(__file__).resolve().parents[2] / "build"
 # Part of every Linux with the same or a newer glibc; two of one of them in a process do not go well together.
 SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|gcc_s|stdc\+\+|cuda|nvidia-ml))\.so.*")
 
@@ -32,19 +33,31 @@ def needed_libraries(binary):
     return {name: path for name, path in found if not SYSTEM.fullmatch(name)}
 
 
+def find_build():
+    """The build directory to pack."""
+    for build in [BUILDS / "release", *sorted(BUILDS.glob("*"))]:
+        if all((build / path).exists() for path in ("lib/liblossd_client.so", "bin/lossd", "generated/ops.desc")):
+            return build
+    raise SystemExit(f"no library and server below {BUILDS}: run `make` in the source tree first")
+
+
+def copy_stripped(source, target):
+    shutil.copy(os.path.realpath(source), target)
+    if shutil.which("strip"):
+        subprocess.run(["strip", "--strip-debug", str(target)], check=True)
+
+
 class BuildWithBinaries(build_py):
     def run(self):
         super().run()
-        library, server = BUILD / "lib" / "liblossd_client.so", BUILD / "bin" / "lossd"
-        for path in (library, server):
-            if not path.exists():
-                raise SystemExit(f"{path} is missing: run `make` in the source tree first")
+        build = find_build()
+        library, server = build / "lib" / "liblossd_client.so", build / "bin" / "lossd"
         package = Path(self.build_lib) / "lossd"
         for folder in ("lib", "bin", "generated"):
             (package / folder).mkdir(parents=True, exist_ok=True)
-        shutil.copy(os.path.realpath(library), package / "lib" / library.name)
-        shutil.copy(server, package / "bin" / "lossd")
-        shutil.copy(BUILD / "generated" / "ops.desc", package / "generated" / "ops.desc")
+        copy_stripped(library, package / "lib" / library.name)
+        copy_stripped(server, package / "bin" / "lossd")
+        shutil.copy(build / "generated" / "ops.desc", package / "generated" / "ops.desc")
         for name, path in {**needed_libraries(library), **needed_libraries(server)}.items():
             shutil.copy(os.path.realpath(path), package / "lib" / name)
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/error.h"
+#include "kernels/core/rebind.h"
 #include "kernels/core/status_macros.h"
 
 namespace lossd {
@@ -71,7 +72,9 @@ absl::Status BindRegion(const FieldRule& rule, const v1::Tensor& tensor,
     detail.set_is("in a read-only one");
     return DetailError(absl::StatusCode::kPermissionDenied, detail);
   }
-  bound->view.data = region->base + offset;
+  // A region may be the whole address space, whose base is null.
+  bound->view.data =
+      reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(region->base) + uintptr_t{offset});
   return absl::OkStatus();
 }
 
@@ -110,14 +113,21 @@ bool IsTaken(const BoundTensor& output, const BoundTensor& input,
          std::find(donated.begin(), donated.end(), input.rule->name) != donated.end();
 }
 
-absl::Status CheckOverlap(const std::vector<BoundTensor>& tensors,
-                          const std::vector<std::string>& donated) {
+absl::Status CheckInjective(const std::vector<BoundTensor>& tensors) {
   for (const BoundTensor& output : tensors) {
     if (!output.rule->is_output() || output.in_message || output.bytes == 0) continue;
     if (!IsInjective(output.view)) {
       return FieldError(output.rule->name, "an output whose elements do not share memory",
                         "of overlapping strides");
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOverlap(const std::vector<BoundTensor>& tensors,
+                          const std::vector<std::string>& donated) {
+  for (const BoundTensor& output : tensors) {
+    if (!output.rule->is_output() || output.in_message || output.bytes == 0) continue;
     const auto* begin = static_cast<const std::byte*>(output.view.data);
     for (const BoundTensor& other : tensors) {
       if (&other == &output || other.in_message || other.bytes == 0) continue;
@@ -173,6 +183,7 @@ absl::StatusOr<Binding> Binding::Create(const OpSchema& schema,
     }
     binding.tensors_.push_back(bound);
   }
+  LOSSD_RETURN_IF_ERROR(CheckInjective(binding.tensors_));
   LOSSD_RETURN_IF_ERROR(CheckOverlap(binding.tensors_, donated));
   return binding;
 }
@@ -182,6 +193,26 @@ TensorView Binding::View(const v1::Tensor& tensor) const {
     if (bound.tensor == &tensor) return bound.view;
   }
   return TensorView();
+}
+
+absl::Status MoveTensors(absl::Span<const uint64_t> addresses,
+                         const std::vector<std::string>& donated, Binding* binding) {
+  std::vector<BoundTensor>& tensors = binding->tensors();
+  if (addresses.size() != tensors.size()) {
+    return FieldError("addresses", absl::StrCat("one for each of ", tensors.size(), " tensors"),
+                      absl::StrCat(addresses.size()));
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    BoundTensor& bound = tensors[i];
+    const uint64_t address = addresses[i];
+    if ((address == 0 && bound.bytes > 0) || address % SizeOf(bound.view.dtype) != 0) {
+      return FieldError(bound.rule->name,
+                        absl::StrCat("at an address divisible by ", SizeOf(bound.view.dtype)),
+                        absl::StrCat(address));
+    }
+    bound.view.data = reinterpret_cast<void*>(uintptr_t{address});
+  }
+  return CheckOverlap(tensors, donated);
 }
 
 }  // namespace lossd

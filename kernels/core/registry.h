@@ -27,6 +27,8 @@ class Registry {
   // The op of a request and its message. Errors: INVALID_ARGUMENT "op" if none is set.
   absl::StatusOr<const Op*> Select(const v1::Op& op,
                                    const google::protobuf::Message** request) const;
+  // Name, formula and source of each.
+  void List(v1::ListOpsReply* reply) const;
 
  private:
   std::vector<std::unique_ptr<Op>> ops_;

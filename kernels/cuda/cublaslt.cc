@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/core/status_macros.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/product_table.h"
 
 namespace lossd {
@@ -206,6 +207,7 @@ struct CublasLt::Plan {
 CublasLt::CublasLt() = default;
 
 absl::StatusOr<CublasLt> CublasLt::Create(uint64_t workspace_bytes, bool use_table) {
+  LOSSD_RETURN_IF_ERROR(LoadCublasLt());
   CublasLt lt;
   LOSSD_RETURN_IF_ERROR(CublasStatus(cublasLtCreate(&lt.handle_), "start"));
   if (use_table) {

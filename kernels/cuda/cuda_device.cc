@@ -35,6 +35,12 @@ std::string HashOf(absl::string_view text) {
   return absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
 }
 
+absl::StatusOr<bool> IsCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  LOSSD_RETURN_IF_CUDA_ERROR(cudaStreamIsCapturing(stream, &capture), "look at a stream");
+  return capture != cudaStreamCaptureStatusNone;
+}
+
 // Owner of an instantiated graph. One that still runs is freed by the driver when it has ended.
 struct CudaGraph final : Recording {
   cudaGraphExec_t launchable = nullptr;
@@ -138,6 +144,33 @@ absl::StatusOr<std::shared_ptr<Recording>> CudaDevice::EndRecording() {
 absl::Status CudaDevice::Replay(Recording& recording) {
   return CudaStatus(cudaGraphLaunch(static_cast<CudaGraph&>(recording).launchable, stream()),
                     "repeat launches");
+}
+
+absl::StatusOr<int> CudaDevice::Enter(cudaStream_t next) {
+  int current = device_;
+  LOSSD_RETURN_IF_CUDA_ERROR(cudaGetDevice(&current), "read the current device");
+  if (current != device_) LOSSD_RETURN_IF_ERROR(MakeCurrent());
+  if (entered_ && next == callers_) return current;
+  LOSSD_ASSIGN_OR_RETURN(const bool next_is_captured, IsCaptured(next));
+  // Asked only then: while another stream is captured, the default stream cannot be asked.
+  bool is_ordered = !next_is_captured;
+  if (is_ordered) {
+    LOSSD_ASSIGN_OR_RETURN(const bool former_is_captured, IsCaptured(stream()));
+    is_ordered = !former_is_captured;
+  }
+  if (is_ordered && handover_ == nullptr) {
+    LOSSD_ASSIGN_OR_RETURN(handover_, CreateEvent());
+  }
+  if (is_ordered) LOSSD_RETURN_IF_ERROR(RecordEvent(*handover_));
+  callers_ = next;
+  entered_ = true;
+  if (is_ordered) LOSSD_RETURN_IF_ERROR(WaitEvent(*handover_));
+  return current;
+}
+
+void CudaDevice::Leave(int device) {
+  // A failure would be the thread's next call's too.
+  if (device != device_) cudaSetDevice(device);
 }
 
 absl::Status CudaDevice::Synchronize() {

@@ -36,6 +36,11 @@ class CudaDevice final : public Device {
   absl::Status CopyIn(void* device, const void* host, uint64_t bytes) override;
   absl::Status CopyOut(void* host, const void* device, uint64_t bytes) override;
   absl::Status Zero(void* device, uint64_t bytes) override;
+  // For a thread that shares the device with its caller, who has a stream of his own: from Enter to Leave work is enqueued there, behind all that
+  // was enqueued before. A stream must live until another has been entered and left. Enter returns the thread's current device, which Leave puts
+  // back. While a stream is captured into a graph, the order with work outside it is the caller's.
+  absl::StatusOr<int> Enter(cudaStream_t next);
+  void Leave(int device);
   absl::Status Synchronize() override;
   // Graphs of the stream's work.
   bool can_record() const override { return true; }
@@ -61,7 +66,8 @@ class CudaDevice final : public Device {
   absl::Status RecordEvent(DeviceEvent& event) override;
   absl::StatusOr<bool> QueryEvent(DeviceEvent& event) override;
 
-  cudaStream_t stream() const { return stream_.get(); }
+  // The caller's since the first Enter.
+  cudaStream_t stream() const { return entered_ ? callers_ : stream_.get(); }
   // Makes the calling thread's current device this one: the first thing that a new thread does.
   absl::Status MakeCurrent() const;
   int processors() const { return properties_.multiProcessorCount; }
@@ -95,6 +101,9 @@ class CudaDevice final : public Device {
   bool mps_ = false;
   std::string algorithm_table_;
   Stream stream_;
+  bool entered_ = false;
+  cudaStream_t callers_ = nullptr;
+  std::shared_ptr<DeviceEvent> handover_;  // by which another stream follows
   DeviceBuffer memory_;
   Arena workspace_;
   PinnedBuffer staging_;

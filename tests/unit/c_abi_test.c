@@ -1,4 +1,5 @@
-/* The C interface from plain C: a private server, inline tensors and a shared buffer, errors with their fields, life times. */
+/* The C interface from plain C: a private server, inline tensors and a shared buffer, errors with their fields, life times;
+ * and the same without a server. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,34 +56,47 @@ static Message Tensor(int dtype, const int64_t* shape, int rank) {
 static const float kHidden[kN * kH] = {1, 2, -1, 0.5f};
 static const float kWeight[kV * kH] = {0.5f, 1, -1, 0, 2, -0.25f};
 
-/* RunRequest with one LinearLogprob; logprob goes to byte 64 of the region. */
-static Message Request(const int64_t* target, uint64_t region) {
-  const int64_t hidden_shape[] = {kN, kH}, weight_shape[] = {kV, kH}, row_shape[] = {kN};
-  Message hidden = Tensor(kF32, hidden_shape, 2);
-  PutBytes(&hidden, 5, kHidden, sizeof(kHidden));
-  Message weight = Tensor(kF32, weight_shape, 2);
-  PutBytes(&weight, 5, kWeight, sizeof(kWeight));
-  Message linear = {{0}, 0};
-  PutMessage(&linear, 1, &hidden);
-  PutMessage(&linear, 2, &weight);
-  Message targets = Tensor(kI64, row_shape, 1);
-  PutBytes(&targets, 5, target, kN * sizeof(*target));
-  Message head = {{0}, 0};
-  PutMessage(&head, 1, &targets);
+/* A tensor at a byte of a region. */
+static Message TensorAt(int dtype, const int64_t* shape, int rank, uint64_t region,
+                        uint64_t offset) {
   Message place = {{0}, 0};
   PutNumber(&place, 1, region);
-  PutNumber(&place, 2, 64);
-  Message logprob = Tensor(kF32, row_shape, 1);
-  PutMessage(&logprob, 4, &place);
+  PutNumber(&place, 2, offset);
+  Message tensor = Tensor(dtype, shape, rank);
+  PutMessage(&tensor, 4, &place);
+  return tensor;
+}
+
+/* RunRequest with one LinearLogprob of these tensors. */
+static Message RequestOf(const Message* hidden, const Message* weight, const Message* target,
+                         const Message* logprob) {
+  Message linear = {{0}, 0};
+  PutMessage(&linear, 1, hidden);
+  PutMessage(&linear, 2, weight);
+  Message head = {{0}, 0};
+  PutMessage(&head, 1, target);
   Message call = {{0}, 0};
   PutMessage(&call, 1, &linear);
   PutMessage(&call, 2, &head);
-  PutMessage(&call, 10, &logprob);
+  PutMessage(&call, 10, logprob);
   Message op = {{0}, 0};
   PutMessage(&op, 1, &call);
   Message request = {{0}, 0};
   PutMessage(&request, 2, &op);
   return request;
+}
+
+/* Inputs in the message; logprob goes to a byte of the region. */
+static Message Request(const int64_t* target, uint64_t region, uint64_t offset) {
+  const int64_t hidden_shape[] = {kN, kH}, weight_shape[] = {kV, kH}, row_shape[] = {kN};
+  Message hidden = Tensor(kF32, hidden_shape, 2);
+  PutBytes(&hidden, 5, kHidden, sizeof(kHidden));
+  Message weight = Tensor(kF32, weight_shape, 2);
+  PutBytes(&weight, 5, kWeight, sizeof(kWeight));
+  Message targets = Tensor(kI64, row_shape, 1);
+  PutBytes(&targets, 5, target, kN * sizeof(*target));
+  Message logprob = TensorAt(kF32, row_shape, 1, region, offset);
+  return RequestOf(&hidden, &weight, &targets, &logprob);
 }
 
 static double Logprob(int row, int64_t target) {
@@ -94,6 +108,84 @@ static double Logprob(int row, int64_t target) {
     if (v == target) of_target = z;
   }
   return of_target - log(sum);
+}
+
+static uint64_t AddressOf(const void* memory) { return (uint64_t)(uintptr_t)memory; }
+
+/* The same calls without a server, on memory of this process. */
+static void TestEmbedded(void) {
+  lossd_status status = LOSSD_STATUS_INIT;
+  lossd_client* client = NULL;
+  lossd_embedded_options options = {"tpu", NULL, 0, 0, 0};
+  CHECK(lossd_open_embedded(&options, &client, &status) == LOSSD_INVALID_ARGUMENT);
+  CHECK(client == NULL);
+  options.backend = "cpu";
+  options.threads = 1;
+  options.workspace_bytes = 16 << 20;
+  CHECK(lossd_open_embedded(&options, &client, &status) == LOSSD_OK);
+  lossd_bytes info = {NULL, 0};
+  CHECK(lossd_server_info(client, &info, &status) == LOSSD_OK && info.size > 0);
+  lossd_bytes_free(&info);
+  CHECK(lossd_list_ops(client, &info, &status) == LOSSD_OK && info.size > 0);
+  lossd_bytes_free(&info);
+  lossd_buffer* buffer = NULL;
+  CHECK(lossd_buffer_create(client, 4096, &buffer, &status) == LOSSD_UNIMPLEMENTED);
+  CHECK(lossd_list_regions(client, &info, &status) == LOSSD_UNIMPLEMENTED && buffer == NULL);
+
+  const int64_t target[kN] = {2, 0};
+  float logprob[kN] = {0}, other[kN] = {0};
+  lossd_bytes reply = {NULL, 0};
+  Message request = Request(target, LOSSD_PROCESS_REGION, AddressOf(logprob));
+  CHECK(lossd_run(client, request.data, request.size, 0, &reply, &status) == LOSSD_OK);
+  lossd_bytes_free(&reply);
+  for (int i = 0; i < kN; ++i) CHECK(fabs(logprob[i] - Logprob(i, target[i])) < 1e-5);
+  lossd_prepared* prepared = NULL;
+  CHECK(lossd_prepare(client, request.data, request.size, &prepared, &status) ==
+        LOSSD_INVALID_ARGUMENT);
+  CHECK(strcmp(status.field, "hidden") == 0 && prepared == NULL);
+  request = Request(target, LOSSD_PROCESS_REGION, 0);
+  CHECK(lossd_run_on_stream(client, request.data, request.size, NULL, &reply, &status) ==
+        LOSSD_INVALID_ARGUMENT);
+  CHECK(strcmp(status.field, "logprob") == 0 && reply.data == NULL);
+  request = Request(target, LOSSD_PROCESS_REGION + 1, AddressOf(logprob));
+  CHECK(lossd_run(client, request.data, request.size, 0, &reply, &status) == LOSSD_NOT_FOUND);
+
+  /* Prepared once, run at other addresses. */
+  const int64_t hidden_shape[] = {kN, kH}, weight_shape[] = {kV, kH}, row_shape[] = {kN};
+  const Message hidden = TensorAt(kF32, hidden_shape, 2, LOSSD_PROCESS_REGION, AddressOf(kHidden));
+  const Message weight = TensorAt(kF32, weight_shape, 2, LOSSD_PROCESS_REGION, AddressOf(kWeight));
+  const Message targets = TensorAt(kI64, row_shape, 1, LOSSD_PROCESS_REGION, AddressOf(target));
+  const Message output = TensorAt(kF32, row_shape, 1, LOSSD_PROCESS_REGION, AddressOf(logprob));
+  request = RequestOf(&hidden, &weight, &targets, &output);
+  CHECK(lossd_prepare(client, request.data, request.size, &prepared, &status) == LOSSD_OK);
+  const int64_t swapped[kN] = {0, 2};
+  uint64_t addresses[] = {AddressOf(kHidden), AddressOf(kWeight), AddressOf(swapped),
+                          AddressOf(other)};
+  CHECK(lossd_prepared_run(prepared, addresses, 4, NULL, NULL, &status) == LOSSD_OK);
+  for (int i = 0; i < kN; ++i) CHECK(fabs(other[i] - Logprob(i, swapped[i])) < 1e-5);
+  CHECK(lossd_prepared_run(prepared, addresses, 4, NULL, &reply, &status) == LOSSD_OK);
+  CHECK(reply.data != NULL);
+  lossd_bytes_free(&reply);
+  CHECK(lossd_prepared_run(prepared, addresses, 3, NULL, NULL, &status) == LOSSD_INVALID_ARGUMENT);
+  CHECK(strcmp(status.field, "addresses") == 0);
+  addresses[3] = AddressOf(kHidden);
+  CHECK(lossd_prepared_run(prepared, addresses, 4, NULL, NULL, &status) == LOSSD_INVALID_ARGUMENT);
+  CHECK(strcmp(status.field, "logprob") == 0);
+  addresses[3] = AddressOf(other) + 1;
+  CHECK(lossd_prepared_run(prepared, addresses, 4, NULL, NULL, &status) == LOSSD_INVALID_ARGUMENT);
+  const int64_t wrong[kN] = {2, kV};
+  addresses[2] = AddressOf(wrong);
+  addresses[3] = AddressOf(other);
+  CHECK(lossd_prepared_run(prepared, addresses, 4, NULL, NULL, &status) == LOSSD_INVALID_ARGUMENT);
+  CHECK(strcmp(status.field, "target") == 0 && status.row == 1);
+
+  /* A prepared call keeps its device. */
+  lossd_close(client);
+  addresses[2] = AddressOf(target);
+  CHECK(lossd_prepared_run(prepared, addresses, 4, NULL, NULL, &status) == LOSSD_OK);
+  for (int i = 0; i < kN; ++i) CHECK(fabs(other[i] - Logprob(i, target[i])) < 1e-5);
+  lossd_prepared_free(prepared);
+  lossd_prepared_free(NULL);
 }
 
 int main(int argc, char** argv) {
@@ -109,6 +201,8 @@ int main(int argc, char** argv) {
   CHECK(descriptors.size > 10000);
   lossd_bytes_free(&descriptors);
   CHECK(descriptors.data == NULL);
+
+  TestEmbedded();
 
   /* Errors have a field, and leave the result alone. */
   lossd_client* client = NULL;
@@ -146,7 +240,7 @@ int main(int argc, char** argv) {
 
   /* A call: values against the formula. */
   const int64_t target[kN] = {2, 0};
-  Message request = Request(target, lossd_buffer_region(buffer));
+  Message request = Request(target, lossd_buffer_region(buffer), 64);
   lossd_bytes reply = {NULL, 0};
   CHECK(lossd_run(client, request.data, request.size, 0, &reply, &status) == LOSSD_OK);
   CHECK(status.code == LOSSD_OK && status.op_index == -1 && reply.data != NULL);
@@ -156,12 +250,12 @@ int main(int argc, char** argv) {
 
   /* Refusals name the field, and the row where data are wrong. */
   const int64_t wrong[kN] = {2, kV};
-  request = Request(wrong, lossd_buffer_region(buffer));
+  request = Request(wrong, lossd_buffer_region(buffer), 64);
   CHECK(lossd_run(client, request.data, request.size, 0, &reply, &status) ==
         LOSSD_INVALID_ARGUMENT);
   CHECK(strcmp(status.field, "target") == 0 && status.row == 1 && reply.data == NULL);
   CHECK(strlen(status.must_be) > 0 && strlen(status.message) > 0);
-  request = Request(target, 987654);
+  request = Request(target, 987654, 64);
   CHECK(lossd_run(client, request.data, request.size, 0, &reply, &status) == LOSSD_NOT_FOUND);
   CHECK(strcmp(status.field, "logprob") == 0);
   CHECK(lossd_run(client, (const uint8_t*)"\xff\xff", 2, 0, &reply, &status) ==

@@ -29,12 +29,14 @@ class Reply:
     degenerate_rows, sequence_count, nll_sum, nll_count (None where the operation does not give it), metrics (name to Metric), plan.
     """
 
+    sum = count = weight_sum = z_sum = degenerate_rows = sequence_count = nll_sum = nll_count = None
+    plan = ""
+
     def __init__(self, outputs, message):
         self.outputs = outputs
-        for name in ("sum", "count", "weight_sum", "z_sum", "degenerate_rows", "sequence_count",
-                     "nll_sum", "nll_count"):
-            setattr(self, name, message.get(name))
-        self.plan = message.get("plan", "")
+        for name, value in message.items():
+            if name not in ("outputs", "metrics"):
+                setattr(self, name, value)
         self.metrics = {
             name: Metric(m.get("sum", 0.0), m.get("count", 0), m.get("min", 0.0), m.get("max", 0.0))
             for name, m in message.get("metrics", {}).items()}
@@ -80,10 +82,19 @@ class Limbo:
 
 
 def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradient_filter=None,
-           workspace_limit=0, donate=(), timeout=None):
-    """Runs `op` (schema.Op) with `values` by field name. The documentation is that of lossd.ops."""
+           workspace_limit=0, donate=(), timeout=None, wait=True):
+    """Runs `op` (schema.Op) with `values` by field name. The documentation is that of lossd.ops.
+
+    wait: False leaves out the numbers of the reply where that saves a wait (embedded mode on a GPU).
+    """
     if not hasattr(client, "limbo"):
         raise type_error("client", "a lossd.Client, which lossd.connect() gives", type(client).__name__)
+    key = prepared = None
+    if client.is_embedded:
+        key = client.calls.key(op, values, want, out, batch_invariant, gradient_filter, workspace_limit, donate)
+        prepared = client.calls.get(key)
+        if prepared is not None:
+            return prepared.run(values, out, wait)
     envelope = _envelope(batch_invariant, gradient_filter, workspace_limit, donate, timeout)
     out = out or {}
     want = (want,) if isinstance(want, str) else tuple(want)
@@ -132,7 +143,7 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
     mark = client.limbo.mark()
     try:
         request.update(placement.ready())
-        reply = client.run(request, timeout)
+        reply = placement.run(request, timeout)
     except LossdError as error:
         if error.code in _MAY_STILL_RUN:
             client.limbo.hold((placement.keep, outputs))
@@ -141,6 +152,8 @@ def run_op(client, op, values, want=(), out=None, batch_invariant=False, gradien
         placement.release()
     client.limbo.release(mark)
     placement.finish()
+    if key is not None:
+        client.calls.keep(key, op, arrays, out, outputs, request)
     return Reply(outputs, reply["ops"][0] if reply.get("ops") else {})
 
 
@@ -246,6 +259,26 @@ def _dims(op, arrays, values):
             elif lead + d - 1 >= 0 and lead + d - 1 < len(array.shape) and name:
                 dims.setdefault(name, (array.shape[lead + d - 1] - plus) // factor)
     return dims
+
+
+class _Form:
+    """Extents and element type of a tensor, whatever it is: torch's fake ones have no memory."""
+
+    def __init__(self, tensor):
+        self.shape = tuple(tensor.shape) or (1,)
+        self.dtype = tensors.dtype_number(tensor.dtype)
+
+
+def output_forms(op, given, options, wanted):
+    """Shape, number of the element type and whether it is bool, of each wanted output of a call with these torch tensors and options."""
+    arrays = {name: _Form(tensor) for name, tensor in given.items()}
+    dims = _dims(op, arrays, options)
+    forms = []
+    for name in wanted:
+        rule = _output_rule(op, name)
+        shape, dtype = _output_form(rule, arrays, dims)
+        forms.append(((), dtype, False) if rule.dims == ("1",) else (shape, dtype, rule.dtypes == (6,)))
+    return forms
 
 
 def _output_form(rule, arrays, dims):

@@ -1,6 +1,8 @@
 """Connections: lossd.connect(), and the client that holds memory and runs requests."""
 
+import itertools
 import threading
+import weakref
 
 from . import tensors
 from .calls import Limbo
@@ -10,18 +12,27 @@ from .memory import Pool
 
 
 def connect(address=None, *, name="lossd-python", connect_timeout=10.0, call_timeout=600.0,
-            binary="", flags=(), start_timeout=30.0):
-    """A client of the server at `address`, or of a private server that is started for it.
+            binary="", flags=(), start_timeout=30.0, workspace_bytes=0, threads=0, algorithms=""):
+    """A client of the server at `address`, of a private server that is started for it, or without a server.
 
     Args:
       address: "unix:/path/x.sock", or "host:port" of a loopback address. None starts lossd on a private socket; it ends with the
-        client, or with this process.
+        client, or with this process. "embedded": the operations run in this process (lossd/embedded.py).
       name: shown in the server's lists and logs.
       connect_timeout, call_timeout: seconds; the latter of calls that give none.
       binary, flags, start_timeout: of the private server; binary "" is the lossd that came with the library.
+      workspace_bytes, threads, algorithms: of embedded mode: scratch memory of each device (0: 512 MiB on the CPU, 2.2 GB on a GPU), threads
+        on the CPU (0: all), path of a table of `lossctl tune`.
     Raises LossdError: UNAVAILABLE if nothing listens there, NOT_FOUND without library or binary.
     """
     library = load()
+    if address == "embedded":
+        if binary or flags:
+            raise ValueError("binary and flags are of a private server: embedded mode has none")
+        from .embedded import EmbeddedClient
+        return EmbeddedClient(library, workspace_bytes, threads, algorithms)
+    if workspace_bytes or threads or algorithms:
+        raise ValueError("workspace_bytes, threads and algorithms are of embedded mode: a server has them as flags")
     if address is not None:
         if binary or flags:
             raise ValueError("binary and flags are of a private server: they have no meaning with an address")
@@ -35,12 +46,32 @@ def connect(address=None, *, name="lossd-python", connect_timeout=10.0, call_tim
     return Client(handle, server.address, server)
 
 
+_numbers = itertools.count()
+_numbered = weakref.WeakValueDictionary()
+
+
+def numbered_client(number):
+    """The Client of that `number`. Raises LossdError FAILED_PRECONDITION when it is gone."""
+    client = _numbered.get(number)
+    if client is None:
+        raise LossdError("FAILED_PRECONDITION", "the client of a compiled graph is gone: keep it as long as the graph")
+    return client
+
+
 class Client:
     """A session at a server. Thread-safe; ends with close() or a with block. Not to be used in a child after fork().
 
     When the server ends, calls fail with LossdError UNAVAILABLE; once a server listens at the address again they work, and
     memory that was shared keeps its contents. A private server is not started again.
     """
+
+    is_embedded = False
+
+    def __new__(cls, *args, **kwargs):
+        client = super().__new__(cls)
+        client.number = next(_numbers)  # names it in a compiled graph
+        _numbered[client.number] = client
+        return client
 
     def __init__(self, handle, address, server=None):
         self.address = address

@@ -37,6 +37,11 @@ class _ConnectOptions(ctypes.Structure):
                 ("call_timeout", ctypes.c_double)]
 
 
+class _EmbeddedOptions(ctypes.Structure):
+    _fields_ = [("backend", ctypes.c_char_p), ("algorithms", ctypes.c_char_p), ("workspace_bytes", ctypes.c_uint64),
+                ("device", ctypes.c_int32), ("threads", ctypes.c_int32)]
+
+
 _p, _u64, _size, _i32, _f64 = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int32,
                                ctypes.c_double)
 _status, _out = ctypes.POINTER(_Status), ctypes.POINTER(ctypes.c_void_p)
@@ -67,6 +72,11 @@ _FUNCTIONS = {
     "lossd_buffer_write": (_i32, [_p, _u64, _p, _u64, _status]),
     "lossd_buffer_read": (_i32, [_p, _u64, _p, _u64, _status]),
     "lossd_buffer_free": (None, [_p]),
+    "lossd_open_embedded": (_i32, [ctypes.POINTER(_EmbeddedOptions), _out, _status]),
+    "lossd_run_on_stream": (_i32, [_p, ctypes.c_char_p, _size, _p, _bytes, _status]),
+    "lossd_prepare": (_i32, [_p, ctypes.c_char_p, _size, _out, _status]),
+    "lossd_prepared_run": (_i32, [_p, _p, _size, _p, _bytes, _status]),
+    "lossd_prepared_free": (None, [_p]),
     "lossd_register_events": (_i32, [_p, ctypes.c_char_p, _size, _u8p, _status]),
 }
 
@@ -98,6 +108,9 @@ class Library:
         path = self.directory / "bin" / "lossd"
         return str(path) if path.is_file() else ""
 
+    def function(self, name):
+        return getattr(self._functions, name)
+
     def plain(self, name, *arguments):
         """Calls a function that cannot fail."""
         return getattr(self._functions, name)(*arguments)
@@ -105,13 +118,16 @@ class Library:
     def call(self, name, *arguments):
         """Calls a function that takes a status last. Raises LossdError."""
         status = _Status()
-        if getattr(self._functions, name)(*arguments, ctypes.byref(status)) == 0:
-            return
+        if getattr(self._functions, name)(*arguments, ctypes.byref(status)) != 0:
+            raise self.error(status)
+
+    def error(self, status):
+        """The LossdError of a status."""
         text = {key: getattr(status, key).decode("utf-8", "replace")
                 for key in ("field", "must_be", "is_", "op", "reason", "message")}
-        raise LossdError(self._functions.lossd_code_name(status.code).decode(), text.pop("message"),
-                         op_index=status.op_index, row=status.row,
-                         retry_after_ms=status.retry_after_ms, **text)
+        return LossdError(self._functions.lossd_code_name(status.code).decode(), text.pop("message"),
+                          op_index=status.op_index, row=status.row,
+                          retry_after_ms=status.retry_after_ms, **text)
 
     def fetch(self, name, *arguments):
         """Calls a function whose result is lossd_bytes."""
@@ -215,6 +231,60 @@ class BufferHandle:
         self._library.call("lossd_buffer_read", self._handle, offset, address, size)
 
 
+class EmbeddedHandle:
+    """A device of this process. `handle` is valid until close()."""
+
+    def __init__(self, library, backend, device, workspace_bytes, threads, algorithms):
+        self.library = library
+        options = _EmbeddedOptions(backend.encode(), algorithms.encode(), workspace_bytes, device, threads)
+        self.handle = library.create("lossd_open_embedded", ctypes.byref(options))
+
+    def close(self):
+        handle, self.handle = getattr(self, "handle", None), None
+        if handle:
+            self.library.plain("lossd_close", handle)
+
+    __del__ = close
+
+    def _open(self):
+        if not self.handle:
+            raise LossdError("FAILED_PRECONDITION", "the client is closed")
+        return self.handle
+
+    def run(self, request, stream):
+        return self.library.fetch("lossd_run_on_stream", self._open(), request, len(request), stream)
+
+    def fetch(self, name):
+        return self.library.fetch(name, self._open())
+
+    def prepare(self, request):
+        return PreparedHandle(self.library, self.library.create("lossd_prepare", self._open(), request, len(request)))
+
+
+class PreparedHandle:
+    """A request that was checked. Keeps its device."""
+
+    def __init__(self, library, handle):
+        self._library, self._handle = library, handle
+        self._function = library.function("lossd_prepared_run")
+
+    def __del__(self):
+        handle, self._handle = self._handle, None
+        if handle:
+            self._library.plain("lossd_prepared_free", handle)
+
+    def run(self, addresses, count, stream):
+        """Serialized lossd.v1.RunReply; waits. addresses: a ctypes array of uint64."""
+        return self._library.fetch("lossd_prepared_run", self._handle, addresses, count, stream)
+
+    def enqueue(self, addresses, count, stream):
+        """Without a wait and a reply."""
+        status = _own.__dict__.get("status") or _own.__dict__.setdefault("status", _Status())
+        if self._function(self._handle, addresses, count, stream, None, status):
+            raise self._library.error(status)
+
+
+_own = threading.local()  # a status of each thread, for calls that are too short to make one
 _lock = threading.Lock()
 _loaded = []
 

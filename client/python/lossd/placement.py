@@ -1,4 +1,4 @@
-"""Where the tensors of a call lie: in shared host memory, in device memory by IPC handle, or kept at the server."""
+"""Where the tensors of a call lie: in shared host memory, in device memory by IPC handle, kept at the server, or where they are."""
 
 from . import tensors
 from .errors import LossdError, field_error
@@ -22,6 +22,7 @@ class HostPlacement:
     """Tensors of a call with host memory. `keep` holds what must live until the server has let go of it."""
 
     def __init__(self, client):
+        self._client = client
         self._pool = client.pool
         self.keep = []
         self._after = []  # run when the call has succeeded
@@ -64,6 +65,9 @@ class HostPlacement:
             shared = None
         self._after.append(lambda: self._copy_out(rule, block, shared, array))
         return sent
+
+    def run(self, request, timeout):
+        return self._client.run(request, timeout)
 
     def ready(self):
         """Fields of the request that say when the tensors may be read: at once."""
@@ -132,6 +136,7 @@ class DevicePlacement:
     """Tensors of a call in the memory of a GPU. Nothing is copied but inputs whose strides no kernel takes."""
 
     def __init__(self, client, device):
+        self._client = client
         self._device = client.device(device)  # lossd.cuda.Device
         self._name = device
         self._event = None
@@ -153,6 +158,9 @@ class DevicePlacement:
             raise field_error(rule.name, "of stride 1 in the last dimension, without shared elements",
                               f"of strides {array.strides}")
         return self._place(rule, array)
+
+    def run(self, request, timeout):
+        return self._client.run(request, timeout)
 
     def ready(self):
         fields, self._event = self._device.mark_ready()
@@ -180,8 +188,64 @@ class DevicePlacement:
         return message(array, region, offset)
 
 
+class ProcessPlacement:
+    """Tensors of a call without a server, where they are. Nothing is copied but tensors whose strides no kernel takes."""
+
+    REGION = 1  # LOSSD_PROCESS_REGION
+
+    def __init__(self, client, device):
+        self._client, self._name = client, device
+        self.keep = []
+        self._after = []
+
+    def input(self, rule, array):
+        self._check_device(rule, array)
+        if not array.fits_in_place(rule.dims, is_output=False):
+            array = _packed_copy(array)
+        return self._place(array)
+
+    def output(self, rule, shape, dtype, like):
+        local = tensors.empty_local(shape, dtype, like, rule.dtypes == (6,))
+        return self._place(tensors.Array(rule.name, local)), local
+
+    def destination(self, rule, array, brings_value):
+        self._check_device(rule, array)
+        if array.is_torch and array.value.is_leaf is False and array.value.requires_grad:
+            raise field_error(rule.name, "outside autograd", "part of a graph")
+        if not array.fits_in_place(rule.dims, is_output=True):
+            packed = _packed_copy(array)
+            self._after.append(lambda: array.copy_from(packed))
+            return self._place(packed)
+        return self._place(array)
+
+    def run(self, request, timeout):
+        return self._client.run_on(self._name, request)
+
+    def ready(self):
+        return {}
+
+    def finish(self):
+        for action in self._after:
+            action()
+
+    def release(self):
+        """Nobody else knows the tensors."""
+
+    def _check_device(self, rule, array):
+        if array.device != self._name:
+            raise field_error(rule.name, f"on {self._name}, like the other tensors of the call", "on " + array.device)
+
+    def _place(self, array):
+        self.keep.append(array.value)
+        if array.elements == 0:
+            return packed_message(array.dtype, array.shape, self.REGION, 0)
+        return message(array, self.REGION, array.address)
+
+
 def place(client, leader):
     """The placement for a call whose first tensor is `leader`."""
+    if client.is_embedded:
+        return ProcessPlacement(client, leader.device)
     if leader.device == "cpu":
         return HostPlacement(client)
     if leader.device.startswith("cuda"):

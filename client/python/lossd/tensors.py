@@ -125,7 +125,7 @@ def empty_local(shape, dtype, like, as_bool=False):
         name = "bool" if as_bool else _TORCH_NAMES[dtype]
         return torch.empty(shape, dtype=getattr(torch, name), device=like.device)
     import numpy
-    return numpy.empty(shape, _numpy_type(dtype, as_bool))
+    return numpy.empty(shape, numpy_type(dtype, as_bool))
 
 
 def on_memory(memory, shape, dtype, torch_like, as_bool=False):
@@ -140,10 +140,10 @@ def on_memory(memory, shape, dtype, torch_like, as_bool=False):
             return torch.empty(shape, dtype=element)
         return torch.frombuffer(memory, dtype=element, count=count).reshape(shape)
     import numpy
-    return numpy.frombuffer(memory, _numpy_type(dtype, as_bool), count).reshape(shape)
+    return numpy.frombuffer(memory, numpy_type(dtype, as_bool), count).reshape(shape)
 
 
-def _numpy_type(dtype, as_bool):
+def numpy_type(dtype, as_bool):
     import numpy
     if as_bool:
         return numpy.dtype("bool")
@@ -155,6 +155,16 @@ def _numpy_type(dtype, as_bool):
                               "bf16") from error
         return numpy.dtype(ml_dtypes.bfloat16)
     return numpy.dtype(_NUMPY_NAMES[dtype])
+
+
+def dtype_number(dtype):
+    """Number of lossd.v1.DType of a torch dtype."""
+    return _TORCH[str(dtype).rsplit(".", 1)[-1]]
+
+
+def torch_dtype(number, as_bool=False):
+    torch = sys.modules["torch"]
+    return getattr(torch, "bool" if as_bool else _TORCH_NAMES[number])
 
 
 def parse_dtype(dtype):

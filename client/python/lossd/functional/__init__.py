@@ -33,11 +33,20 @@ When gradients are computed (`backward`):
     "none"): main_grad has its gradient when the call returns, and the backward hands the other gradients over as they are, whatever
     gradient it is given. Not inside a checkpointed region.
 
+torch.compile (torch >= 2.4): each function is one operator of the graph; functional/compiled.py says what breaks it.
+torch.autocast: hidden, weight and bias of linear_* are cast to autocast's type, as torch.nn.functional.linear does; a weight with a main_grad is
+not, and everything else computes in its own type.
+
 main_grad: if weight (or bias) has this attribute, its gradient is added to that tensor (float32 as in Megatron-LM, or any model type) and
 grad_added_to_main_grad is set to True; .grad stays None. dummy_grad=True hands autograd a gradient of undefined contents in its place, for
 hooks that want to see one.
 """
 
+import functools
+
+import torch
+
+from . import compiled
 from .cross_entropy import cross_entropy, linear_cross_entropy
 from .distill import linear_distill_loss
 from .divergence import jensen_shannon, kl_divergence, total_variation
@@ -50,3 +59,26 @@ from .unpaired import linear_unpaired_loss, unpaired_loss
 __all__ = ["linear_logprob", "linear_cross_entropy", "linear_policy_loss", "policy_loss", "linear_preference_loss", "preference_loss",
            "linear_unpaired_loss", "unpaired_loss", "linear_distill_loss", "kl_divergence", "jensen_shannon", "total_variation",
            "cross_entropy", "logprob", "rms_norm", "layer_norm", "rope", "swiglu", "geglu", "relu_squared", "softmax"]
+
+
+def _traceable(function):
+    """Under torch.compile the function is an operator of the graph, or a break in it (compiled.py)."""
+    is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    if is_compiling is None:  # torch < 2.1, whose compiler is not served
+        return function
+    name, positional = function.__name__, compiled.FUNCTIONS[function.__name__][0]
+    plain = torch.compiler.disable(function)
+
+    @functools.wraps(function)
+    def either(*args, **kwargs):
+        if not is_compiling():
+            return function(*args, **kwargs)
+        given = {**dict(zip(positional, args)), **kwargs}
+        client = given.pop("client")
+        return compiled.run(name, client, given) if compiled.holds(name, given) else plain(*args, **kwargs)
+
+    return either
+
+
+for _name in __all__:
+    globals()[_name] = _traceable(globals()[_name])

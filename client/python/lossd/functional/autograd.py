@@ -1,12 +1,23 @@
 """A call as a node of torch's graph: which inputs need a gradient, where it goes, and when it is computed (the modes of the package)."""
 
+import functools
+
 import torch
 
 from ..calls import ENVELOPE, run_op
 from ..errors import field_error, type_error, unknown_keyword
 from ..library import load
+from .autocast import autocast
 
 _MODES = ("recompute", "forward", "fused")
+
+
+@functools.lru_cache(maxsize=None)
+def _keywords(op_name):
+    """Names that a function of the operation takes as options, in their order."""
+    op = load().schema.ops[op_name]
+    names = [rule.name for rule in op.inputs if rule.name != "d_loss" and not rule.name.startswith("grad_")]
+    return dict.fromkeys(names + ["grad_hidden_reduce"] * ("grad_hidden_reduce" in op.fields) + list(ENVELOPE))
 
 
 class Call:
@@ -15,9 +26,10 @@ class Call:
     inputs: the differentiable ones by name, in the order in which autograd sees them; None is absent. They are not held here.
     backward_op_name: the operation that gives the gradients, if it is another one.
     donated: names of inputs whose gradients take their memory.
+    wait: whether the reply's numbers are wanted, which may cost a wait for the device.
     """
 
-    def __init__(self, client, op_name, inputs, options, dummy_grad=False, backward_op_name=None, donated=()):
+    def __init__(self, client, op_name, inputs, options, dummy_grad=False, backward_op_name=None, donated=(), wait=True):
         ops = load().schema.ops
         self.client = client
         self.op = ops[op_name]
@@ -25,6 +37,7 @@ class Call:
         self.options = {name: value for name, value in options.items() if value is not None}
         self.dummy_grad = dummy_grad
         self.donated = tuple(donated)
+        self.wait = wait
         self.reply = None
         for name, tensor in inputs.items():
             if not isinstance(tensor, torch.Tensor) and (tensor is not None or self.op.fields[name].required):
@@ -34,8 +47,7 @@ class Call:
                       for name, tensor in inputs.items()}
         self.owners = {name: tensor for name, tensor in inputs.items()
                        if f"grad_{name}_mode" in self.backward_op.fields}  # those that may have a main_grad
-        known = [rule.name for rule in self.op.inputs if rule.name != "d_loss" and not rule.name.startswith("grad_")]
-        known += ["grad_hidden_reduce"] * ("grad_hidden_reduce" in self.op.fields) + list(ENVELOPE)
+        known = _keywords(op_name)
         for name, value in self.options.items():
             if name not in known:
                 raise unknown_keyword(op_name, name, known)
@@ -73,7 +85,7 @@ class Call:
                 want.append(self.gradient_name(name))
         if taken:
             envelope["donate"] = taken
-        reply = run_op(self.client, op, values, want, out, **envelope)
+        reply = run_op(self.client, op, values, want, out, wait=self.wait, **envelope)
         for name in added:
             self.owners[name].grad_added_to_main_grad = True
         for name in taken:  # nothing is written, but whoever saved it for a backward hears that it is gone
@@ -129,6 +141,8 @@ class _Loss(torch.autograd.Function):
 
 def run_loss(client, op_name, inputs, options, backward, d_loss, want, dummy_grad=False, donated=()):
     """The loss of an operation, or (loss, reply) if `want` is not None."""
+    if op_name.startswith("linear") and isinstance(inputs["hidden"], torch.Tensor):
+        inputs = autocast(inputs)
     call = Call(client, op_name, inputs, options, dummy_grad, donated=donated)
     per_row = str(call.options.get("reduction", "")).lower().endswith("none")
     loss_name, mode = "row_loss" if per_row else "loss", backward

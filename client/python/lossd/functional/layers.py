@@ -71,7 +71,7 @@ def rms_norm(x, weight=None, *, client, residual=None, **options):
     Gradients flow to x, residual and weight. Raises LossdError, which names the field.
     """
     call = Call(client, "rms_norm", {"x": x, "weight": weight, "residual": residual}, options,
-                backward_op_name="rms_norm_backward")
+                backward_op_name="rms_norm_backward", wait=False)
     if residual is not None:
         return _AddNorm.apply(call, x, weight, residual)
     del call.needs["residual"]
@@ -86,7 +86,7 @@ def layer_norm(x, weight=None, bias=None, *, client, **options):
       options: `eps` (1e-5).
     Gradients flow to x, weight and bias. Raises LossdError, which names the field.
     """
-    call = Call(client, "layer_norm", {"x": x, "weight": weight, "bias": bias}, options, backward_op_name="layer_norm_backward")
+    call = Call(client, "layer_norm", {"x": x, "weight": weight, "bias": bias}, options, backward_op_name="layer_norm_backward", wait=False)
     return _Layer.apply(call, ("mean", "rstd"), ("x", "weight", "mean", "rstd"), x, weight, bias)
 
 
@@ -102,7 +102,7 @@ def rope(x, cos, sin, position=None, *, client, layout="half_split", **options):
     The gradient flows to x. Raises LossdError, which names the field.
     """
     call = Call(client, "rope", {"x": x}, {**options, "cos": cos, "sin": sin, "position": position, "layout": layout},
-                backward_op_name="rope_backward")
+                backward_op_name="rope_backward", wait=False)
     return _Layer.apply(call, (), (), x)
 
 
@@ -132,7 +132,7 @@ def _gated(name, gate, up, client, options):
     if up is None and not isinstance(gate, torch.Tensor):
         raise field_error("gate", "a tensor", type(gate).__name__)
     inputs = {"gate_up": gate} if up is None else {"gate": gate, "up": up}
-    call = Call(client, name, inputs, options, backward_op_name=name + "_backward")
+    call = Call(client, name, inputs, options, backward_op_name=name + "_backward", wait=False)
     return _Layer.apply(call, (), tuple(inputs), *inputs.values())
 
 
@@ -143,7 +143,7 @@ def relu_squared(x, *, client):
       x: [..., C], float32, bfloat16 or float16; the result has its type.
     The gradient flows to x. Raises LossdError, which names the field.
     """
-    call = Call(client, "relu_squared", {"x": x}, {}, backward_op_name="relu_squared_backward")
+    call = Call(client, "relu_squared", {"x": x}, {}, backward_op_name="relu_squared_backward", wait=False)
     return _Layer.apply(call, (), ("x",), x)
 
 
@@ -155,5 +155,5 @@ def softmax(x, *, client, mask=None):
       mask: [...]; rows where it is False are 0, whatever lies in them.
     The gradient flows to x. Raises LossdError, which names the field.
     """
-    call = Call(client, "softmax", {"x": x}, {"mask": mask}, backward_op_name="softmax_backward")
+    call = Call(client, "softmax", {"x": x}, {"mask": mask}, backward_op_name="softmax_backward", wait=False)
     return _Layer.apply(call, (), ("y",), x)

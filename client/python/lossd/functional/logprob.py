@@ -4,6 +4,7 @@ import torch
 
 from ..calls import ENVELOPE
 from ..errors import field_error
+from .autocast import autocast
 from .autograd import Call
 
 # Statistics whose derivative the backward operations take, as d_<name>.
@@ -54,9 +55,11 @@ def linear_logprob(hidden, weight, target=None, *, client, bias=None, want="logp
     The backward is LinearLogprobBackward from hidden, weight and lse; nothing of size [rows, V] is held.
     Raises LossdError, which names the field.
     """
-    call = Call(client, "linear_logprob", {"hidden": hidden, "weight": weight, "bias": bias},
-                {**options, "target": target}, dummy_grad, "linear_logprob_backward")
-    return _statistics(call, want, hidden, weight, bias)
+    inputs = {"hidden": hidden, "weight": weight, "bias": bias}
+    if isinstance(hidden, torch.Tensor):
+        inputs = autocast(inputs)
+    call = Call(client, "linear_logprob", inputs, {**options, "target": target}, dummy_grad, "linear_logprob_backward")
+    return _statistics(call, want, *inputs.values())
 
 
 def logprob(logits, target=None, *, client, want="logprob", donate=False, **options):

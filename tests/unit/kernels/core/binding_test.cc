@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/core/rebind.h"
 #include "lossd/v1/logits.pb.h"
 #include "tests/testing/matchers.h"
 
@@ -208,6 +209,25 @@ TEST_F(BindingTest, EmptyTensorsTouchNothing) {
   *request_.mutable_linear()->mutable_weight() = At(2, 0, {17, 4});
   *request_.mutable_logprob() = At(1, kBytes, {0});
   EXPECT_OK(Bind());
+}
+
+TEST_F(BindingTest, MovesToOtherAddressesWithTheSameChecks) {
+  auto binding = Bind();
+  ASSERT_OK(binding);
+  std::vector<float> memory(256);
+  const auto at = [&](int element) { return reinterpret_cast<uint64_t>(memory.data() + element); };
+  ASSERT_OK(MoveTensors({at(0), at(64), at(200)}, {}, &*binding));
+  EXPECT_EQ(binding->View(request_.linear().weight()).data, memory.data() + 64);
+  EXPECT_EQ(binding->View(request_.logprob()).data, memory.data() + 200);
+  EXPECT_EQ(binding->View(request_.linear().weight()).shape[0], 17);
+  EXPECT_EQ(Refusal(MoveTensors({at(0), at(64)}, {}, &*binding)), "INVALID_ARGUMENT addresses");
+  EXPECT_EQ(Refusal(MoveTensors({at(0), at(64), at(200) + 1}, {}, &*binding)),
+            "INVALID_ARGUMENT logprob");
+  EXPECT_EQ(Refusal(MoveTensors({at(0), 0, at(200)}, {}, &*binding)), "INVALID_ARGUMENT weight");
+  EXPECT_EQ(Refusal(MoveTensors({at(0), at(64), at(20)}, {}, &*binding)),
+            "INVALID_ARGUMENT logprob");
+  EXPECT_EQ(Refusal(MoveTensors({at(0), at(64), at(130)}, {}, &*binding)),
+            "INVALID_ARGUMENT logprob");
 }
 
 }  // namespace

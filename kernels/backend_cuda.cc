@@ -1,4 +1,4 @@
-// The one place of the server that knows whether CUDA was compiled.
+// The one place outside kernels/cuda that knows whether CUDA was compiled.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/backend.h"
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
-#include "server/backend.h"
 
 #if defined(LOSSD_HAVE_CUDA)
 #include "kernels/cuda/cuda_backend.h"
@@ -29,6 +29,10 @@ class CudaHolder final : public BackendHolder {
   CudaHolder(std::unique_ptr<CudaBackend> cuda, uint64_t workspace_bytes)
       : cuda_(std::move(cuda)), workspace_bytes_(workspace_bytes) {}
   Backend backend() override { return cuda_->backend(); }
+  absl::StatusOr<int> Enter(void* stream) override {
+    return cuda_->device().Enter(static_cast<cudaStream_t>(stream));
+  }
+  void Leave(int entered) override { cuda_->device().Leave(entered); }
   DeviceDescription Describe() override {
     const CudaFacts facts = cuda_->device().facts();
     DeviceDescription device;
@@ -49,6 +53,7 @@ absl::StatusOr<std::unique_ptr<BackendHolder>> CreateCudaBackend(const BackendOp
   LOSSD_ASSIGN_OR_RETURN(const int devices, CudaBackend::CountDevices());
   if (devices == 0) return absl::NotFoundError("--backend: no GPU that this process can use");
   CudaOptions cuda;
+  cuda.device = options.device;
   cuda.workspace_bytes =
       options.workspace_bytes == 0 ? kCudaWorkspaceBytes : options.workspace_bytes;
   cuda.algorithms = options.algorithms;

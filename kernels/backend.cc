@@ -1,10 +1,11 @@
-#include "server/backend.h"
+#include "kernels/backend.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/core/error.h"
 #include "kernels/core/status_macros.h"
+#include "kernels/cpu/blas_threads.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/cpu_head.h"
 #include "kernels/cpu/cpu_layers.h"
@@ -21,6 +22,14 @@ class CpuHolder final : public BackendHolder {
   explicit CpuHolder(std::unique_ptr<CpuDevice> device)
       : device_(std::move(device)), head_(*device_), layers_(*device_) {}
   Backend backend() override { return {device_.get(), &head_, nullptr, &layers_}; }
+  absl::StatusOr<int> Enter(void*) override {
+    const int threads = BlasThreads();
+    if (threads != 1) SetBlasThreads(1);
+    return threads;
+  }
+  void Leave(int entered) override {
+    if (entered != 1) SetBlasThreads(entered);
+  }
   DeviceDescription Describe() override {
     DeviceDescription device;
     device.backend = device_->backend();
@@ -43,7 +52,9 @@ absl::StatusOr<std::unique_ptr<BackendHolder>> CreateCpu(const BackendOptions& o
   CpuOptions cpu;
   cpu.workspace_bytes = options.workspace_bytes == 0 ? kCpuWorkspaceBytes : options.workspace_bytes;
   cpu.threads = options.threads;
+  const int blas_threads = BlasThreads();
   LOSSD_ASSIGN_OR_RETURN(std::unique_ptr<CpuDevice> device, CpuDevice::Create(cpu));
+  if (options.shares_process) SetBlasThreads(blas_threads);
   return std::make_unique<CpuHolder>(std::move(device));
 }
 

@@ -1,6 +1,6 @@
-// Which device the server computes on.
-#ifndef LOSSD_SERVER_BACKEND_H_
-#define LOSSD_SERVER_BACKEND_H_
+// A device with all that computes on it, chosen at run time.
+#ifndef LOSSD_KERNELS_BACKEND_H_
+#define LOSSD_KERNELS_BACKEND_H_
 
 #include <cstdint>
 #include <memory>
@@ -18,6 +18,8 @@ struct BackendOptions {
   std::string name = "auto";     // "cpu", "cuda", "auto"
   uint64_t workspace_bytes = 0;  // 0: the backend's default
   int threads = 0;               // of the cpu backend; 0: all cores
+  int device = 0;                // of the cuda backend: number of the GPU
+  bool shares_process = false;   // the caller computes in this process too: BackendHolder::Enter
   std::string algorithms;        // of the cuda backend: a file that Tune has written; empty: none
 };
 
@@ -26,6 +28,11 @@ class BackendHolder {
  public:
   virtual ~BackendHolder() = default;
   virtual Backend backend() = 0;
+  // For a caller that computes in this process too (BackendOptions::shares_process), around each call. On a GPU work is enqueued on `stream` (a
+  // cudaStream_t; null is CUDA's default stream), see CudaDevice::Enter; on the CPU OpenBLAS has one thread in between. Enter returns what Leave
+  // needs.
+  virtual absl::StatusOr<int> Enter(void* stream) = 0;
+  virtual void Leave(int entered) = 0;
   // What a planner needs to plan as this device does.
   virtual DeviceDescription Describe() = 0;
 };
@@ -59,4 +66,4 @@ absl::StatusOr<std::unique_ptr<Planner>> CreateCudaPlanner(DeviceDescription* de
 
 }  // namespace lossd
 
-#endif  // LOSSD_SERVER_BACKEND_H_
+#endif  // LOSSD_KERNELS_BACKEND_H_

@@ -1,0 +1,26 @@
+"""torch.autocast: a linear head computes in the type that torch.nn.functional.linear would."""
+
+import torch
+
+_BY_DEVICE = hasattr(torch, "get_autocast_dtype")  # torch >= 2.4
+
+
+def autocast(inputs):
+    """The inputs of a linear operation by name, in autocast's type where it is on for their device; None stays None.
+
+    A weight with a main_grad stays as it is: its gradient goes there, and the operation takes any two types.
+    """
+    device = next(iter(inputs.values())).device.type
+    dtype = _dtype(device)
+    if dtype is None:
+        return inputs
+    return {name: value if value is None or value.dtype == dtype or getattr(value, "main_grad", None) is not None else value.to(dtype)
+            for name, value in inputs.items()}
+
+
+def _dtype(device):
+    if _BY_DEVICE:
+        return torch.get_autocast_dtype(device) if device in ("cpu", "cuda") and torch.is_autocast_enabled(device) else None
+    if device == "cuda":
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
