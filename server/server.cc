@@ -59,8 +59,12 @@ absl::Status Server::Init() {
   LOSSD_ASSIGN_OR_RETURN(Registry registry, Registry::Create());
   registry_ = std::move(registry);
   if (backend_ == nullptr) {
-    LOSSD_ASSIGN_OR_RETURN(backend_, CreateBackend({options_.backend, options_.workspace_bytes,
-                                                    options_.threads, options_.algorithms}));
+    BackendOptions backend;
+    backend.name = options_.backend;
+    backend.workspace_bytes = options_.workspace_bytes;
+    backend.threads = options_.threads;
+    backend.algorithms = options_.algorithms;
+    LOSSD_ASSIGN_OR_RETURN(backend_, CreateBackend(backend));
   }
 
   Dispatcher::Options queue;

@@ -23,6 +23,8 @@ namespace {
 class FakeHolder final : public BackendHolder {
  public:
   Backend backend() override { return {&device, nullptr}; }
+  absl::StatusOr<int> Enter(void*) override { return 0; }
+  void Leave(int) override {}
   DeviceDescription Describe() override { return DeviceDescription(); }
   FakeDevice device{/*is_host=*/false};
 };

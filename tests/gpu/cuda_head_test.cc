@@ -1,6 +1,8 @@
 // The head on the GPU: exponentials in the product's epilogue, and bits that do not depend on the call.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -261,6 +263,32 @@ TEST_P(InvarianceTest, EveryRunHasTheSameBits) {
       EXPECT_TRUE(tensor.inline_data() == again->outputs().at(name).inline_data()) << name;
     }
   }
+}
+
+// What another process has to find, too: run.sh compares two runs.
+TEST(RestartTest, Digest) {
+  CudaRunner runner(uint64_t{256} << 20);
+  uint64_t digest = 14695981039346656037u;  // FNV-1a
+  for (const OptionCase& c : std::vector<OptionCase>{
+           {"LinearCrossEntropy", "target mask", "", "", ""},
+           {"LinearCrossEntropy", "target bias", "label_smoothing=0.1", "", ""},
+           {"LinearPolicyLoss", "target advantage old_logprob",
+            "kind=PPO clip_low=0.9 clip_high=20", "", ""},
+           {"LinearPolicyLoss", "target advantage old_logprob cu_seqlens",
+            "kind=GSPO gspo_gradient=DETACHED clip_low=0.9 clip_high=20", "", ""}}) {
+    const v1::Op op = BuildCase(runner.registry(), c, {700, 128, 4099, 0}, v1::BF16);
+    const auto reply = RunBy(runner, Way::kInMemory, op);
+    ASSERT_TRUE(reply.ok()) << c.op << ": " << reply.status();
+    // In the order of names.
+    const std::map<std::string, v1::Tensor> outputs(reply->outputs().begin(),
+                                                    reply->outputs().end());
+    for (const auto& [name, tensor] : outputs) {
+      for (const char byte : tensor.inline_data()) {
+        digest = (digest ^ static_cast<uint8_t>(byte)) * 1099511628211u;
+      }
+    }
+  }
+  std::printf("  digest %016llx\n", static_cast<unsigned long long>(digest));
 }
 
 // A row in one block; and in a cluster, of which there are fewer than rows. With a bias by the kernel for everything.

@@ -18,7 +18,7 @@ line() {
   local name=$1 seconds=$2
   shift 2
   local begin=$SECONDS
-  timeout "$seconds" "$@" >"$logs/$name.log" 2>&1
+  if [ "$(type -t "$1")" = function ]; then "$@" >"$logs/$name.log" 2>&1; else timeout "$seconds" "$@" >"$logs/$name.log" 2>&1; fi
   local rc=$? word=PASS
   [ $rc -eq 77 ] && word=SKIP
   [ $rc -ne 0 ] && [ $rc -ne 77 ] && word=FAIL && status=1
@@ -38,6 +38,10 @@ if [ "$quick" != quick ]; then
 fi
 line parity 400 "$binaries/cuda_parity_test" "$vectors" --gtest_filter='-*VectorsTest*'
 line layers 120 "$binaries/layer_parity_test"
+# Two processes have the same bits.
+digest() { "$binaries/cuda_parity_test" "$vectors" --gtest_filter='RestartTest.*' | grep digest; }
+same_bits() { local first; first=$(digest) && echo "$first" && [ "$first" = "$(digest)" ]; }
+line restart 60 same_bits
 if command -v compute-sanitizer >/dev/null; then
   line memcheck 300 compute-sanitizer --tool memcheck --error-exitcode 3 \
     "$binaries/cuda_parity_test" "$vectors" --gtest_filter='*InvarianceTest*:ExpEpilogue*:ParityTest.RaggedVocabulary'

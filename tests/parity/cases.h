@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "tests/parity/distill_cases.h"
-#include "tests/parity/logits_cases.h"
 #include "tests/parity/layer_cases.h"
+#include "tests/parity/logits_cases.h"
 #include "tests/parity/option_case.h"
 #include "tests/parity/sequence_cases.h"
 
