@@ -5,12 +5,15 @@ numbers a row are gathered; no rank sees another's logits. Without a group, or w
 lossd.linear_logprob.
 """
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
 from ..calls import ENVELOPE, run_op
 from ..errors import field_error
 from ..library import load
+from .autocast import cast
 
 # Columns of vocab_stats.
 _MAX, _SUM_EXP, _SUM_EXP_D, _SUM_EXP_2, _SUM_D, _COLUMNS, _TARGET_D, _OWNS = range(8)
@@ -53,14 +56,15 @@ def merge(stats, counted=None):
 class Shard:
     """What a call keeps for its backward.
 
-    inputs: differentiable ones by name. sequence_parallel: hidden is [S / R, ..., H] of this rank; its gradient comes back so.
+    inputs: differentiable ones by name. The others are the arguments of linear_logprob.
     """
 
-    def __init__(self, client, forward, backward, inputs, options, want, group, sequence_parallel):
+    def __init__(self, client, op_name, inputs, options, want, group, sequence_parallel=False, partial=False, gather=None):
         ops = load().schema.ops
-        self.client, self.forward_op, self.backward_op = client, ops[forward], ops[backward]
+        self.client, self.forward_op, self.backward_op = client, ops[op_name], ops[op_name + "_backward"]
         self.names, self.want, self.group = tuple(inputs), want, group
         self.sequence_parallel = sequence_parallel and group_size(group) > 1
+        self.partial, self.gather = partial, gather or contextlib.nullcontext
         shard = inputs["weight"] if "weight" in inputs else inputs["logits"]
         columns = shard.shape[0] if "weight" in inputs else shard.shape[-1]
         self.options = {name: value for name, value in options.items() if value is not None}
@@ -69,6 +73,10 @@ class Shard:
         needed = torch.is_grad_enabled()
         self.needs = {name: needed and value is not None and value.requires_grad for name, value in inputs.items()}
         self.owners = {name: inputs[name] for name in ("weight", "bias") if inputs.get(name) is not None}
+
+    @property
+    def adds_hidden(self):
+        return group_size(self.group) > 1 and not self.partial
 
     def counted(self, target):
         counted = target != self.options.get("ignore_index", -100)
@@ -108,7 +116,7 @@ class Shard:
             if target_buffer is not None:
                 out["grad_" + name] = target_buffer
                 values[f"grad_{name}_mode"] = "ACCUMULATE"
-            elif needed and name == "hidden" and group_size(self.group) > 1:  # a part of a sum: rounded once, after it
+            elif needed and name == "hidden" and self.adds_hidden:  # a part of a sum: rounded once, after it
                 out["grad_hidden"] = torch.empty(values["hidden"].shape, dtype=torch.float32, device=values["hidden"].device)
             elif needed:
                 want.append("grad_" + name)
@@ -123,7 +131,7 @@ class Shard:
             owner.grad_added_to_main_grad = True
             # Hooks of data parallelism want to see a gradient; where the weight is shared they add it too.
             return torch.zeros_like(owner) if getattr(owner, "zero_out_wgrad", False) else torch.empty_like(owner)
-        if name == "hidden" and group_size(self.group) > 1:
+        if name == "hidden" and self.adds_hidden:
             return self._reduce_hidden(grad)
         return grad
 
@@ -171,10 +179,12 @@ class _Logprob(torch.autograd.Function):
         if not derivatives:
             return (None,) * (2 + len(inputs))
         whole = [shard.whole_hidden(value) if name == "hidden" else value for name, value in zip(shard.names, inputs)]
-        return (None, None, *shard.gradients(whole, target, lse, entropy, derivatives))
+        with shard.gather():
+            return (None, None, *shard.gradients(whole, target, lse, entropy, derivatives))
 
 
-def linear_logprob(hidden, weight, target, *, client, group=None, sequence_parallel=False, bias=None, want="logprob", **options):
+def linear_logprob(hidden, weight, target, *, client, group=None, sequence_parallel=False, partial=False, gather=None, bias=None,
+                   want="logprob", **options):
     """lossd.linear_logprob with the rows of weight (and bias) split over `group`; the same result on every rank.
 
     Args:
@@ -183,24 +193,27 @@ def linear_logprob(hidden, weight, target, *, client, group=None, sequence_paral
       weight, bias: [V, H], [V] of this rank. A main_grad is added to as in lossd.linear_logprob (help(lossd.functional)); autograd is
         handed a gradient of undefined contents then, of zeros where the weight has zero_out_wgrad.
       target: [...] of all rows, global ids.
-      want: a name or a sequence of names of STATISTICS; the first four are differentiable.
+      partial: the gradient of hidden is this rank's part, which the caller adds up over the group.
+      gather: makes a context in which the weight is whole, for the backward where it is split again after the forward (ZeRO-3).
+      want: a name or a sequence of names of STATISTICS (with one rank: of any outputs); logprob, lse, entropy, mean_logit are differentiable.
       options: those of lossd.ops.linear_logprob without `ids` and `top_k`.
     Returns float32 tensors like target, in nats; rows that do not count are 0.
     """
-    return _logprob("linear_logprob", {"hidden": hidden, "weight": weight, "bias": bias}, target, client, group, sequence_parallel, want,
-                    options)
+    hidden, weight, bias = cast(hidden, weight, bias)
+    return _logprob("linear_logprob", {"hidden": hidden, "weight": weight, "bias": bias}, target, client, want, options, group,
+                    sequence_parallel, partial, gather)
 
 
 def logprob(logits, target, *, client, group=None, want="logprob", **options):
     """lossd.logprob with the columns of logits [..., V] split over `group`; otherwise as linear_logprob."""
-    return _logprob("logprob", {"logits": logits}, target, client, group, False, want, options)
+    return _logprob("logprob", {"logits": logits}, target, client, want, options, group)
 
 
-def _logprob(name, inputs, target, client, group, sequence_parallel, want, options):
+def _logprob(op_name, inputs, target, client, want, options, group, *of_hidden):
     names = (want,) if isinstance(want, str) else tuple(want)
-    for wrong in [name for name in names if name not in STATISTICS]:
+    for wrong in [name for name in names if name not in STATISTICS and group_size(group) > 1]:
         raise field_error("want", "among " + ", ".join(STATISTICS), wrong)
-    shard = Shard(client, name, name + "_backward", inputs, options, names, group, sequence_parallel)
+    shard = Shard(client, op_name, inputs, options, names, group, *of_hidden)
     found = _Logprob.apply(shard, target, *inputs.values())
     return found[0] if isinstance(want, str) else found
 
