@@ -1,7 +1,7 @@
 """Adapters: lossd behind the calling conventions of trainers. Nothing is imported or changed until one is asked for.
 
     from lossd.adapters import huggingface
-    huggingface.apply_lossd_to_llama()                     # before the model is made, or with model=
+    huggingface.apply_lossd_to_llama()                     # for models made before or after
 
 huggingface    transformers: fused loss without logits; norms, rotary embeddings and MLPs where the client is embedded
 trl            SFT, DPO, KTO and GRPO trainers
@@ -10,7 +10,8 @@ verl           fused linear log-probability and entropy
 openrlhf       log-probability functions and the actor
 nemo_rl        log-probability functions of vocabulary-parallel logits and of hidden states
 
-Each says in its docstring which versions it was tested with. A missing package is an ImportError that names it and says how to get it.
+Each takes `client`, a lossd.Client; without one it uses lossd.default_client(), which is embedded until lossd.set_default_client() says
+otherwise. Each says in its docstring which versions it was tested with. A missing package is an ImportError that names it and says how to get it.
 What switches something on returns a Switch, whose remove() puts back what was there.
 """
 

@@ -13,9 +13,8 @@ import functools
 import torch
 
 from .. import functional
-from .autocast import cast
 from .require import require, seam
-from .session import client_or_default, is_embedded
+from .session import client_or_default
 from .switch import Switch
 
 PACKAGE = "transformers"
@@ -31,7 +30,7 @@ def apply_lossd(model_type, *, client=None, fused_loss=True, norm=None, rotary=N
     """Switches lossd on for a model type of transformers: "llama", "mistral", "mixtral", "gemma2", "qwen2" or "qwen3". Returns a Switch.
 
     Args:
-      client: a lossd.Client; None is this process's own.
+      client: a lossd.Client; None is lossd.default_client().
       fused_loss: the loss from hidden states, without logits.
       norm, rotary, mlp: these layers; None: where the client is embedded (a call to a server costs more than they do).
     Raises ImportError without transformers, ValueError for another type.
@@ -41,7 +40,7 @@ def apply_lossd(model_type, *, client=None, fused_loss=True, norm=None, rotary=N
         raise ValueError(f"model_type: must be among {', '.join(_MODELS)}, is {model_type}")
     modeling = require(f"transformers.models.{model_type}.modeling_{model_type}", PACKAGE, TESTED, "lossd.adapters.huggingface")
     client = client_or_default(client)
-    embedded = is_embedded(client)
+    embedded = client.is_embedded
     switch = Switch()
     if fused_loss:
         model = seam(modeling, prefix + "ForCausalLM", PACKAGE, TESTED)
@@ -95,7 +94,6 @@ def causal_lm_loss(hidden, weight, labels, *, client, bias=None, num_items_in_ba
     if shift_labels is None:
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     target = shift_labels.to(hidden.device).reshape(hidden.shape[:-1]).contiguous()
-    hidden, weight, bias = cast(hidden, weight, bias)
     mean = {"reduction": "mean", "denominator_from": "count"} if num_items_in_batch is None else {"reduction": "sum"}
     loss = functional.linear_cross_entropy(hidden, weight, target, client=client, bias=bias, ignore_index=ignore_index, **mean, **options)
     if num_items_in_batch is None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from ..calls import ENVELOPE, run_op
 from ..errors import field_error
+from ..functional.autocast import autocast
 from ..library import load
-from .autocast import cast
 
 # Columns of vocab_stats.
 _MAX, _SUM_EXP, _SUM_EXP_D, _SUM_EXP_2, _SUM_D, _COLUMNS, _TARGET_D, _OWNS = range(8)
@@ -199,8 +199,7 @@ def linear_logprob(hidden, weight, target, *, client, group=None, sequence_paral
       options: those of lossd.ops.linear_logprob without `ids` and `top_k`.
     Returns float32 tensors like target, in nats; rows that do not count are 0.
     """
-    hidden, weight, bias = cast(hidden, weight, bias)
-    return _logprob("linear_logprob", {"hidden": hidden, "weight": weight, "bias": bias}, target, client, want, options, group,
+    return _logprob("linear_logprob", autocast({"hidden": hidden, "weight": weight, "bias": bias}), target, client, want, options, group,
                     sequence_parallel, partial, gather)
 
 

@@ -75,7 +75,7 @@ class SpecProvider:
     """A provider of layer specs: norms and activations of lossd, everything else of `fallback`.
 
     Args:
-      client: a lossd.Client; None is this process's own. Layers pay off where it is embedded.
+      client: a lossd.Client; None is lossd.default_client(). Layers pay off where it is embedded.
       fallback: the provider that is asked for the rest; None is LocalSpecProvider(). With one of Transformer Engine the norms that it fuses
         into its linear layers stay there.
       norm, activation, cross_entropy: what lossd provides.
