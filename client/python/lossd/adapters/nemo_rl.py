@@ -3,9 +3,9 @@
     from lossd.adapters.nemo_rl import apply_lossd_to_nemo_rl
     apply_lossd_to_nemo_rl()                      # in each policy worker, before training
 
-Tested with NeMo-RL 0.6 of August 2026. Shifts, context parallelism and packing stay NeMo-RL's, and so do log-probabilities with top-k and top-p filters.
-The path from hidden states (use_fused_linear_logprobs) accumulates the weight's gradient in fp32, into main_grad where it has one; its
-chunk size has no meaning here.
+Tested with NeMo-RL 0.6 of August 2026. Shifts, context parallelism and packing stay NeMo-RL's, and so do log-probabilities with top-k and
+top-p filters. The path from hidden states (use_fused_linear_logprobs) accumulates the weight's gradient in fp32, into main_grad where it has
+one; its chunk size has no meaning here.
 """
 
 import contextlib

@@ -4,8 +4,8 @@
     apply_lossd_to_openrlhf()                     # in each worker, before training
 
 Tested with OpenRLHF 0.11. Each reads the logits once, keeps nothing else of their size, and does not write them: OpenRLHF's divides them by
-the temperature in place, after the entropy was taken of them. With `entropy_temperature` the entropy is that of the tempered distribution, as
-in verl and TRL; without it OpenRLHF's.
+the temperature in place, after the entropy was taken of them. apply_lossd_to_openrlhf(entropy_temperature=T) gives the entropy of the tempered
+distribution, as verl and TRL have it; the default is OpenRLHF's.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Megatron-LM. Tested with TESTED.
+"""Megatron-LM. Tested with megatron-core 0.16.1 and Megatron-LM of August 2026 (0.20), on the CPU with gloo.
 
     from lossd.adapters import megatron
     megatron.use_cross_entropy()                     # then cross_entropy_loss_fusion and cross_entropy_fusion_impl = "lossd" in the config

@@ -3,7 +3,7 @@
 from ..require import require, seam
 
 PACKAGE = "megatron-core"
-TESTED = "megatron-core 0.17 and Megatron-LM of August 2026 (0.20)"
+TESTED = "megatron-core 0.16.1 and Megatron-LM of August 2026 (0.20)"
 
 
 def core(module, purpose):
