@@ -4,7 +4,7 @@
     apply_lossd_to_llama()                        # models of the class, made before or after; for good, or until .remove()
 
 Tested with transformers 5.24 and accelerate 1.15. While a model trains and is given labels, its output has a loss and no logits (None); in eval
-mode, without labels, with a head that is not a plain Linear (LoRA, quantised) or with float64, it is what it was. The loss is computed in
+mode, without labels, with a head that is not a plain Linear (LoRA, quantised), under tensor parallelism or with float64, it is what it was. The loss is computed in
 lm_head's own forward, where FSDP and ZeRO-3 have gathered its weight, and the gradients with it.
 """
 
@@ -104,13 +104,16 @@ def causal_lm_loss(hidden, weight, labels, *, client, bias=None, num_items_in_ba
 
 
 def _is_plain(head):
-    return type(head) is torch.nn.Linear and head.weight.dtype in _TYPES
+    """Whether a head computes hidden weight^T + bias and nothing else; FSDP makes a class of its own that inherits the forward."""
+    return (isinstance(head, torch.nn.Linear) and type(head).forward is torch.nn.Linear.forward and "forward" not in vars(head)
+            and head.weight.dtype in _TYPES)
 
 
 def _forward_without_logits(native, client):
     @functools.wraps(native)
     def forward(self, *arguments, labels=None, **named):
-        if labels is None or not self.training or not _is_plain(self.lm_head):
+        split = getattr(self, "tp_size", None) not in (None, 1)
+        if labels is None or not self.training or split or not _is_plain(self.lm_head):
             return native(self, *arguments, labels=labels, **named)
         head, config = self.lm_head, self.config
         softcap = getattr(config, "final_logit_softcapping", None)

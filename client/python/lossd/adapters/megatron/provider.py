@@ -29,11 +29,12 @@ class Norm(torch.nn.Module):
             parameter.sequence_parallel = getattr(config, "sequence_parallel", False)
 
     def forward(self, x):
+        # A view has no main_grad: its gradient goes the way of any parameter's, past data parallelism's hooks, which want to see it.
+        weight = self.weight.view_as(self.weight)
         if self.bias is None:
-            return functional.rms_norm(x, self.weight, client=self.client, eps=self.eps, casting="gemma",
-                                       weight_offset=self.weight_offset)
-        weight = self.weight + self.weight_offset if self.weight_offset else self.weight
-        return functional.layer_norm(x, weight, self.bias, client=self.client, eps=self.eps)
+            return functional.rms_norm(x, weight, client=self.client, eps=self.eps, casting="gemma", weight_offset=self.weight_offset)
+        weight = weight + self.weight_offset if self.weight_offset else weight
+        return functional.layer_norm(x, weight, self.bias.view_as(self.bias), client=self.client, eps=self.eps)
 
 
 class Activation(torch.nn.Module):
