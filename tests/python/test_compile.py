@@ -12,6 +12,7 @@ from test_modes import BY_ROW, CASES, gradients
 if not compiled.AVAILABLE:
     pytest.skip(f"lossd's operator needs torch 2.4 or later (torch.library.register_autograd), this is {torch.__version__}: "
                 "under torch.compile the functions break the graph", allow_module_level=True)
+import torch._dynamo.testing  # noqa: E402
 
 LAYERS = {
     "rms_norm": {"x": (4, 10), "weight": (10,)}, "layer_norm": {"x": (4, 10), "weight": (10,), "bias": (10,)},
@@ -133,7 +134,6 @@ def test_modules_at_the_default_client(embedded):
 
 def test_shapes_that_change_are_not_compiled_anew(embedded):
     weight = torch.randn(19, 8, requires_grad=True)
-    import torch._dynamo.testing
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     step = torch.compile(lambda h, t: lossd.linear_cross_entropy(h, weight, t, client=embedded), fullgraph=True, backend=counter, dynamic=True)
     for rows in (5, 6, 9, 12):
@@ -152,9 +152,14 @@ def test_what_a_graph_cannot_hold_breaks_it(embedded):
 
     loss, count = torch.compile(step, backend="aot_eager")(hidden)
     assert count == 15 and torch.equal(loss - 1, lossd.linear_cross_entropy(hidden * 2, weight, target, client=embedded))
+
+
+def test_a_main_grad_is_left_to_the_trainers_hook(embedded):
+    hidden, weight, _, target = head_case()
+    weight = weight.requires_grad_()
     weight.main_grad = torch.zeros_like(weight)
     torch.compile(lambda h: lossd.linear_cross_entropy(h, weight, target, client=embedded), backend="aot_eager")(hidden).backward()
-    assert weight.main_grad.any() and weight.grad is None
+    assert not weight.main_grad.any() and weight.grad.any() and not hasattr(weight, "grad_added_to_main_grad")
 
 
 @pytest.mark.parametrize("name", ["linear_cross_entropy", "cross_entropy", "linear_logprob", "policy_loss", "rms_norm", "rope", "swiglu"])

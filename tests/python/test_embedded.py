@@ -262,5 +262,7 @@ def test_the_default_client():
         with lossd.connect("embedded", threads=1) as mine:
             assert lossd.set_default_client(mine) is first
             assert lossd.default_client() is mine
+            x = torch.randn(2, 4)
+            assert torch.equal(lossd.softmax(x, client=None), lossd.softmax(x, client=mine))
     finally:
         lossd.set_default_client(former)

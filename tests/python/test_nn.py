@@ -77,7 +77,7 @@ def test_options_are_given_once_or_in_a_call():
 def test_kl_div(reduction, log_target):
     p = torch.softmax(LOGITS.flip(0), -1)
     target = p.log() if log_target else p
-    mine, theirs = lossd.nn.KLDivLoss(reduction, log_target), torch.nn.KLDivLoss(reduction, log_target=log_target)
+    mine, theirs = lossd.nn.KLDivLoss(reduction, log_target), torch.nn.KLDivLoss(reduction=reduction, log_target=log_target)
     compare(lambda q: mine(q, target), lambda q: theirs(q, target.double()), torch.log_softmax(LOGITS, -1))
 
 

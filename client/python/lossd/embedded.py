@@ -149,7 +149,8 @@ class PreparedCalls:
                         return None
                     parts.append((name, value.dtype, value.device, value.shape, value.stride()))
                 elif value is not None:
-                    if type(value) not in (bool, int, float, str):
+                    # A number for a tensor's field becomes a new tensor in every call.
+                    if type(value) not in (bool, int, float, str) or name in op.fields and op.fields[name].is_tensor:
                         return None
                     parts.append((name, type(value), value))
             parts.append(None)

@@ -3,7 +3,6 @@
 import torch
 
 from .. import functional
-from ..defaults import default_client
 
 _CASTINGS = {"llama": "llama", "gemma": "gemma", "none": "input"}
 
@@ -12,7 +11,7 @@ def _rms_norm(x, weight, eps, offset, casting_mode, residual=None):
     if casting_mode not in _CASTINGS:
         raise ValueError(f"casting_mode must be one of {', '.join(_CASTINGS)}, is {casting_mode!r}")
     options = {"weight_offset": offset} if weight is not None else {}
-    return functional.rms_norm(x, weight, client=default_client(), residual=residual, eps=eps, casting=_CASTINGS[casting_mode], **options)
+    return functional.rms_norm(x, weight, client=None, residual=residual, eps=eps, casting=_CASTINGS[casting_mode], **options)
 
 
 class LigerRMSNorm(torch.nn.Module):
@@ -90,7 +89,7 @@ class LigerLayerNorm(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.randn(hidden_size) if bias else torch.zeros(hidden_size))
 
     def forward(self, hidden_states):
-        return functional.layer_norm(hidden_states, self.weight, self.bias, client=default_client(), eps=self.variance_epsilon)
+        return functional.layer_norm(hidden_states, self.weight, self.bias, client=None, eps=self.variance_epsilon)
 
     def extra_repr(self):
         return f"{self.hidden_size}, eps={self.eps}"
@@ -100,12 +99,12 @@ class LigerSoftmax(torch.nn.Module):
     """Softmax over the last dimension."""
 
     def forward(self, x):
-        return functional.softmax(x, client=default_client())
+        return functional.softmax(x, client=None)
 
 
 class LigerReLUSquared(torch.nn.Module):
     def forward(self, x):
-        return functional.relu_squared(x, client=default_client())
+        return functional.relu_squared(x, client=None)
 
 
 class _GatedMLP(torch.nn.Module):
@@ -155,7 +154,7 @@ class LigerPhi3SwiGLUMLP(torch.nn.Module):
         _check_silu(config)
 
     def forward(self, x):
-        return self.down_proj(functional.swiglu(self.gate_up_proj(x), client=default_client(), round_activation=True))
+        return self.down_proj(functional.swiglu(self.gate_up_proj(x), client=None, round_activation=True))
 
 
 class LigerBlockSparseTop2MLP(torch.nn.Module):
@@ -188,23 +187,23 @@ def liger_fused_add_rms_norm(X, R, W, eps, offset=0.0, casting_mode="llama", in_
 
 
 def liger_layer_norm(X, W, B, eps):
-    return functional.layer_norm(X, W, B, client=default_client(), eps=eps)
+    return functional.layer_norm(X, W, B, client=None, eps=eps)
 
 
 def liger_softmax(x):
-    return functional.softmax(x, client=default_client())
+    return functional.softmax(x, client=None)
 
 
 def liger_relu_squared(x):
-    return functional.relu_squared(x, client=default_client())
+    return functional.relu_squared(x, client=None)
 
 
 def liger_swiglu(a, b):
-    return functional.swiglu(a, b, client=default_client(), round_activation=True)
+    return functional.swiglu(a, b, client=None, round_activation=True)
 
 
 def liger_geglu(a, b):
-    return functional.geglu(a, b, client=default_client(), round_activation=True)
+    return functional.geglu(a, b, client=None, round_activation=True)
 
 
 def liger_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
@@ -223,7 +222,7 @@ def liger_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rot
     for x in (q, k):
         x = x if tokens_first else x.transpose(1, 2)
         position = None if cos.dim() == 3 and cos.shape[0] == x.shape[0] else _positions(cos, x.shape[0], x.shape[1])
-        y = functional.rope(x, cosine, sine, position, client=default_client(), rotary_dim=rotary)
+        y = functional.rope(x, cosine, sine, position, client=None, rotary_dim=rotary)
         turned.append(y if tokens_first else y.transpose(1, 2))
     return tuple(turned)
 

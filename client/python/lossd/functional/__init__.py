@@ -8,6 +8,8 @@ and bias. target [...] is int32 or int64; the caller aligns it, nothing is shift
 The others: from log-probabilities [...] in nats, float32, that the caller has (lossd.linear_logprob makes them), or from tensors [..., V]
 (logits, where cross_entropy and logprob can leave the gradient in their memory: donate=True).
 
+client: where it is computed; None is lossd.default_client().
+
 The rows of [...], in index order, are tokens; cu_seqlens [B + 1] says which of them are a sequence. A padded batch [B, T] has cu_seqlens
 torch.arange(B + 1) * T and a mask [B, T]: rows whose mask is False take no part, whatever lies in them.
 Every further field of the operation is a keyword of its name in lossd.ops (help(lossd.ops.linear_cross_entropy) lists them with shapes,

@@ -5,17 +5,18 @@ import torch
 _BY_DEVICE = hasattr(torch, "get_autocast_dtype")  # torch >= 2.4
 
 
-def autocast(inputs):
+def autocast(inputs, main_grad=True):
     """The inputs of a linear operation by name, in autocast's type where it is on for their device; None stays None.
 
-    A weight with a main_grad stays as it is: its gradient goes there, and the operation takes any two types.
+    A weight with a main_grad stays as it is: its gradient goes there, and the operation takes any two types. main_grad False: is not looked for.
     """
     device = next(iter(inputs.values())).device.type
     dtype = _dtype(device)
     if dtype is None:
         return inputs
-    return {name: value if value is None or value.dtype == dtype or getattr(value, "main_grad", None) is not None else value.to(dtype)
-            for name, value in inputs.items()}
+    stays = {name for name, value in inputs.items()
+             if value is None or value.dtype == dtype or main_grad and getattr(value, "main_grad", None) is not None}
+    return {name: value if name in stays else value.to(dtype) for name, value in inputs.items()}
 
 
 def _dtype(device):

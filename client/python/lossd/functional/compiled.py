@@ -2,8 +2,9 @@
 
 lossd::run(Tensor[] tensors, str spec) -> Tensor[] runs one operation. The spec is text, so that a graph can hold it: which client and operation, the
 names of the tensors and of the wanted outputs, the options, and how its gradient is made. Outside torch.compile nothing here is used.
-What a graph cannot hold breaks it: the function then runs as it does without torch.compile. That is a call with `want`, with backward="fused", with
-donated logits, or with a weight that has a main_grad; and every call under a torch before 2.4.
+What a graph cannot hold breaks it: the function then runs as it does without torch.compile. That is a call with `want`, with backward="fused", or
+with donated logits; and every call under a torch before 2.4. A main_grad is not seen in a graph, which has no attributes of tensors: the weight's
+gradient is returned as .grad, and the flag is not set, so that a trainer's hook adds it as any other.
 """
 
 import ast
@@ -61,9 +62,7 @@ def holds(name, given):
         return False
     if given.get("donate") or given.get("dummy_grad") or given.get("backward") == "fused" or given.get("d_loss") is not None:
         return False
-    if name == "policy_loss" and (given.get("weight") is not None or given.get("hidden") is not None):
-        return False
-    return all(getattr(given.get(owner), "main_grad", None) is None for owner in ("weight", "bias"))
+    return not (name == "policy_loss" and (given.get("weight") is not None or given.get("hidden") is not None))
 
 
 def run(name, client, given):
@@ -79,7 +78,7 @@ def run(name, client, given):
     if name == "policy_loss" and str(given.get("entropy_kind")).lower() != "true" and given.get("entropy") is not None:
         given["entropy"] = given["entropy"].detach()
     if name.startswith("linear"):
-        given.update(autocast({key: given.get(key) for key in differentiable}))
+        given.update(autocast({key: given.get(key) for key in differentiable}, main_grad=False))
     names, tensors, options, needs = [], [], [], []
     for key, value in given.items():
         if isinstance(value, torch.Tensor):
@@ -90,8 +89,8 @@ def run(name, client, given):
         elif value is not None:
             options.append(key + "=" + repr(value))
     wanted, mode = _wanted(name, kind, want, names, needs, str(given.get("reduction", "")).lower() == "none", backward)
-    spec = _SPLIT.join((str(client.number), name, kind if needs else "", mode, ",".join(names), ",".join(needs), ",".join(wanted),
-                        _PART.join(options)))
+    number = str(-1 if client is None else client.number)
+    spec = _SPLIT.join((number, name, kind if needs else "", mode, ",".join(names), ",".join(needs), ",".join(wanted), _PART.join(options)))
     made = torch.ops.lossd.run(tensors, spec)
     if kind == _STATISTICS:
         return made[0] if want is None or isinstance(want, str) else tuple(made[:len(want)])
@@ -130,7 +129,7 @@ class _Spec:
 
     @property
     def client(self):
-        return numbered_client(self.number)
+        return default_client() if self.number < 0 else numbered_client(self.number)
 
     def follow(self, op_name, values, wanted, drop=()):
         """Runs another operation with these tensors, and the options that it has too."""
@@ -231,4 +230,3 @@ if AVAILABLE:
     _op = torch.library.custom_op("lossd::run", _run, mutates_args=(), schema="(Tensor[] tensors, str spec) -> Tensor[]")
     _op.register_fake(_fake)
     _op.register_autograd(_backward, setup_context=_setup)
-    torch.compiler.assume_constant_result(default_client)
