@@ -1,6 +1,7 @@
 """lossd beside other implementations of the same losses: time over the cuBLAS products, extra memory, errors against float64.
 
-Everything runs in one process on the same tensors, interleaved and hot; the server of lossd is another process on the same GPU. Ratios
+Everything runs in one process on the same tensors, interleaved and hot; the server of lossd is another process on the same GPU, and lossd
+embedded computes in this one. Ratios
 are over "the products": bf16 products of the whole operation in torch over all rows at once (logits, gradient of hidden, gradient of
 weight; the logits of a teacher or a reference head), measured in the same loop. Peers take part where they are installed, or found in
 the folders of --peer-path.
@@ -158,7 +159,8 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     lossd.load(args.build)
     flags = (f"--backend={'cuda' if device.type == 'cuda' else 'cpu'}", f"--workspace={max(workspaces)}")
-    with lossd.connect(flags=flags) as client, measure.Clocks(device) as clocks:
+    with (lossd.connect(flags=flags) as client, lossd.connect("embedded", workspace_bytes=max(workspaces)) as embedded,
+          measure.Clocks(device) as clocks):
         results = {**describe(device, client, found, workspaces), "command": " ".join(sys.argv[1:]), "cases": []}
         print(report.header(results), flush=True)
         for case in cases:
@@ -167,7 +169,8 @@ def main():
                 continue
             if hasattr(torch, "_dynamo"):
                 torch._dynamo.reset()
-            results["cases"].append(run_case(case, [contestants.Lossd(client, workspaces), *peers], device, seconds=seconds,
+            ours = [contestants.Lossd(client, workspaces), contestants.LossdEmbedded(embedded, workspaces)]
+            results["cases"].append(run_case(case, [*ours, *peers], device, seconds=seconds,
                                              hot=args.hot, clocks=clocks))
             (args.out / "peers.json").write_text(json.dumps(results, indent=1) + "\n")
             spent = results["cases"][-1]["seconds"]

@@ -12,7 +12,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 # A colour and a dash for each implementation, the same in all plots; those that are not here are not drawn.
-STYLES = {"lossd": ("#0b57d0", ""), "torch eager": ("#767676", ""), "torch.compile": ("#e08a00", ""), "Liger": ("#c5221f", ""),
+STYLES = {"lossd": ("#0b57d0", ""), "lossd, embedded": ("#0b57d0", "2 2"), "torch eager": ("#767676", ""),
+          "torch.compile": ("#e08a00", ""), "Liger": ("#c5221f", ""),
           "Liger, fp32 accumulation": ("#c5221f", "6 3"), "Liger chunked": ("#c5221f", "6 3"), "Liger on logits": ("#c5221f", "2 2"),
           "Liger CuTe": ("#a142f4", ""), "CCE": ("#188038", ""), "CCE, exact": ("#188038", "6 3"), "verl": ("#8d5524", ""),
           "QuACK": ("#000000", "")}
