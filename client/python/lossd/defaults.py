@@ -4,6 +4,17 @@ import threading
 
 from .client import connect
 
+
+class _Default:
+    """Stands for the default client in a call."""
+
+    number = -1  # in a compiled graph, like Client.number
+
+    def __repr__(self):
+        return "lossd.defaults.DEFAULT"
+
+
+DEFAULT = _Default()
 _lock = threading.Lock()
 _default = []
 

@@ -14,7 +14,7 @@ further options as keywords.
 import torch
 
 from . import functional
-from .defaults import default_client
+from .defaults import DEFAULT, default_client
 
 
 class _Module(torch.nn.Module):
@@ -24,8 +24,12 @@ class _Module(torch.nn.Module):
         self.options = options
 
     @property
+    def _where(self):
+        return DEFAULT if self._client is None else self._client
+
+    @property
     def client(self):
-        return self._client or default_client()
+        return default_client() if self._client is None else self._client
 
     @client.setter
     def client(self, client):
@@ -71,7 +75,7 @@ class CrossEntropyLoss(_Module):
         given = {**self.options, **more}
         one = input.dim() == 1
         input, target = (input.unsqueeze(0), target.reshape(1)) if one else (input.movedim(1, -1), target)
-        loss = functional.cross_entropy(input, target, client=self._client, ignore_index=self.ignore_index,
+        loss = functional.cross_entropy(input, target, client=self._where, ignore_index=self.ignore_index,
                                         label_smoothing=self.label_smoothing, class_weight=self.weight,
                                         **{**_denominator(self.reduction, self.weight, given), **given})
         return loss.reshape(()) if one else loss
@@ -87,7 +91,7 @@ class LinearCrossEntropyLoss(_Module):
 
     def forward(self, hidden, weight, target, bias=None, **more):
         """hidden [..., H], weight [V, H] (that of a torch.nn.Linear), target [...], bias [V]."""
-        return functional.linear_cross_entropy(hidden, weight, target, bias=bias, client=self._client, ignore_index=self.ignore_index,
+        return functional.linear_cross_entropy(hidden, weight, target, bias=bias, client=self._where, ignore_index=self.ignore_index,
                                                label_smoothing=self.label_smoothing, class_weight=self.class_weight,
                                                **{**_denominator(self.reduction, self.class_weight, {**self.options, **more}),
                                                   **self.options, **more})
@@ -107,7 +111,7 @@ class KLDivLoss(_Module):
 
     def forward(self, input, target, **more):
         kinds = {"student_kind": "logprobs", "teacher_kind": "logprobs" if self.log_target else "probs"}
-        return functional.kl_divergence(input, target, client=self._client, **{**kinds, **_elements(self.reduction), **self.options, **more})
+        return functional.kl_divergence(input, target, client=self._where, **{**kinds, **_elements(self.reduction), **self.options, **more})
 
 
 class JensenShannonLoss(_Module):
@@ -118,7 +122,7 @@ class JensenShannonLoss(_Module):
         self.reduction = reduction
 
     def forward(self, student, teacher, **more):
-        return functional.jensen_shannon(student, teacher, client=self._client, **{**_elements(self.reduction), **self.options, **more})
+        return functional.jensen_shannon(student, teacher, client=self._where, **{**_elements(self.reduction), **self.options, **more})
 
 
 class TotalVariationLoss(_Module):
@@ -129,7 +133,7 @@ class TotalVariationLoss(_Module):
         self.reduction = reduction
 
     def forward(self, student, teacher, **more):
-        return functional.total_variation(student, teacher, client=self._client, **{**_elements(self.reduction), **self.options, **more})
+        return functional.total_variation(student, teacher, client=self._where, **{**_elements(self.reduction), **self.options, **more})
 
 
 def _elements(reduction):
@@ -144,7 +148,7 @@ class Logprob(_Module):
         super().__init__(client, want=want, **options)
 
     def forward(self, logits, target=None, **more):
-        return functional.logprob(logits, target, client=self._client, **{**self.options, **more})
+        return functional.logprob(logits, target, client=self._where, **{**self.options, **more})
 
 
 class LinearLogprob(_Module):
@@ -154,7 +158,7 @@ class LinearLogprob(_Module):
         super().__init__(client, want=want, **options)
 
     def forward(self, hidden, weight, target=None, bias=None, **more):
-        return functional.linear_logprob(hidden, weight, target, bias=bias, client=self._client, **{**self.options, **more})
+        return functional.linear_logprob(hidden, weight, target, bias=bias, client=self._where, **{**self.options, **more})
 
 
 class PolicyLoss(_Module):
@@ -164,7 +168,7 @@ class PolicyLoss(_Module):
         super().__init__(client, kind=kind, **options)
 
     def forward(self, logprob, **more):
-        return functional.policy_loss(logprob, client=self._client, **{**self.options, **more})
+        return functional.policy_loss(logprob, client=self._where, **{**self.options, **more})
 
 
 class LinearPolicyLoss(_Module):
@@ -174,7 +178,7 @@ class LinearPolicyLoss(_Module):
         super().__init__(client, kind=kind, **options)
 
     def forward(self, hidden, weight, target, bias=None, **more):
-        return functional.linear_policy_loss(hidden, weight, target, bias=bias, client=self._client, **{**self.options, **more})
+        return functional.linear_policy_loss(hidden, weight, target, bias=bias, client=self._where, **{**self.options, **more})
 
 
 class PreferenceLoss(_Module):
@@ -184,7 +188,7 @@ class PreferenceLoss(_Module):
         super().__init__(client, **{"terms": terms, "pairing": pairing, "denominator_from": "count", **options})
 
     def forward(self, logprob, **more):
-        return functional.preference_loss(logprob, client=self._client, **{**self.options, **more})
+        return functional.preference_loss(logprob, client=self._where, **{**self.options, **more})
 
 
 class LinearPreferenceLoss(_Module):
@@ -194,7 +198,7 @@ class LinearPreferenceLoss(_Module):
         super().__init__(client, **{"terms": terms, "pairing": pairing, "denominator_from": "count", **options})
 
     def forward(self, hidden, weight, target, bias=None, **more):
-        return functional.linear_preference_loss(hidden, weight, target, bias=bias, client=self._client, **{**self.options, **more})
+        return functional.linear_preference_loss(hidden, weight, target, bias=bias, client=self._where, **{**self.options, **more})
 
 
 class UnpairedLoss(_Module):
@@ -204,7 +208,7 @@ class UnpairedLoss(_Module):
         super().__init__(client, **{"type": type, "beta": beta, "denominator_from": "count", **options})
 
     def forward(self, logprob, **more):
-        return functional.unpaired_loss(logprob, client=self._client, **{**self.options, **more})
+        return functional.unpaired_loss(logprob, client=self._where, **{**self.options, **more})
 
 
 class LinearUnpairedLoss(_Module):
@@ -214,7 +218,7 @@ class LinearUnpairedLoss(_Module):
         super().__init__(client, **{"type": type, "beta": beta, "denominator_from": "count", **options})
 
     def forward(self, hidden, weight, target, bias=None, **more):
-        return functional.linear_unpaired_loss(hidden, weight, target, bias=bias, client=self._client, **{**self.options, **more})
+        return functional.linear_unpaired_loss(hidden, weight, target, bias=bias, client=self._where, **{**self.options, **more})
 
 
 class LinearDistillLoss(_Module):
@@ -226,7 +230,7 @@ class LinearDistillLoss(_Module):
 
     def forward(self, hidden, weight, **more):
         given = {**self.options, **more}
-        return functional.linear_distill_loss(hidden, weight, client=self._client, **{**_denominator(self.reduction, None, given), **given})
+        return functional.linear_distill_loss(hidden, weight, client=self._where, **{**_denominator(self.reduction, None, given), **given})
 
 
 class RMSNorm(_Module):
@@ -249,7 +253,7 @@ class RMSNorm(_Module):
     def forward(self, x, residual=None):
         """With a residual: (norm of x + residual, x + residual)."""
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        return functional.rms_norm(x, self.weight, client=self._client, residual=residual, eps=eps, **self.options)
+        return functional.rms_norm(x, self.weight, client=self._where, residual=residual, eps=eps, **self.options)
 
     def extra_repr(self):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
@@ -273,7 +277,7 @@ class LayerNorm(_Module):
             torch.nn.init.zeros_(self.bias)
 
     def forward(self, x):
-        return functional.layer_norm(x, self.weight, self.bias, client=self._client, eps=self.eps)
+        return functional.layer_norm(x, self.weight, self.bias, client=self._where, eps=self.eps)
 
     def extra_repr(self):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
@@ -293,7 +297,7 @@ class Rope(_Module):
         super().__init__(client, layout=layout, **options)
 
     def forward(self, x, cos, sin, position=None):
-        return functional.rope(x, cos, sin, position, client=self._client, **self.options)
+        return functional.rope(x, cos, sin, position, client=self._where, **self.options)
 
 
 class SwiGLU(_Module):
@@ -303,7 +307,7 @@ class SwiGLU(_Module):
         super().__init__(client, **options)
 
     def forward(self, gate, up=None):
-        return functional.swiglu(gate, up, client=self._client, **self.options)
+        return functional.swiglu(gate, up, client=self._where, **self.options)
 
 
 class GEGLU(_Module):
@@ -313,14 +317,14 @@ class GEGLU(_Module):
         super().__init__(client, approximation=approximation, **options)
 
     def forward(self, gate, up=None):
-        return functional.geglu(gate, up, client=self._client, **self.options)
+        return functional.geglu(gate, up, client=self._where, **self.options)
 
 
 class ReLUSquared(_Module):
     """max(x, 0)^2."""
 
     def forward(self, x):
-        return functional.relu_squared(x, client=self._client)
+        return functional.relu_squared(x, client=self._where)
 
 
 class Softmax(_Module):
@@ -332,7 +336,7 @@ class Softmax(_Module):
             raise ValueError(f"dim must be -1, is {dim}: transpose the input")
 
     def forward(self, x, mask=None):
-        return functional.softmax(x, client=self._client, mask=mask)
+        return functional.softmax(x, client=self._where, mask=mask)
 
 
 __all__ = ["CrossEntropyLoss", "LinearCrossEntropyLoss", "KLDivLoss", "JensenShannonLoss", "TotalVariationLoss", "Logprob", "LinearLogprob",

@@ -3,6 +3,7 @@
 import torch
 
 from .. import functional
+from ..defaults import DEFAULT
 
 _CASTINGS = {"llama": "llama", "gemma": "gemma", "none": "input"}
 
@@ -11,7 +12,7 @@ def _rms_norm(x, weight, eps, offset, casting_mode, residual=None):
     if casting_mode not in _CASTINGS:
         raise ValueError(f"casting_mode must be one of {', '.join(_CASTINGS)}, is {casting_mode!r}")
     options = {"weight_offset": offset} if weight is not None else {}
-    return functional.rms_norm(x, weight, client=None, residual=residual, eps=eps, casting=_CASTINGS[casting_mode], **options)
+    return functional.rms_norm(x, weight, client=DEFAULT, residual=residual, eps=eps, casting=_CASTINGS[casting_mode], **options)
 
 
 class LigerRMSNorm(torch.nn.Module):
@@ -89,7 +90,7 @@ class LigerLayerNorm(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.randn(hidden_size) if bias else torch.zeros(hidden_size))
 
     def forward(self, hidden_states):
-        return functional.layer_norm(hidden_states, self.weight, self.bias, client=None, eps=self.variance_epsilon)
+        return functional.layer_norm(hidden_states, self.weight, self.bias, client=DEFAULT, eps=self.variance_epsilon)
 
     def extra_repr(self):
         return f"{self.hidden_size}, eps={self.eps}"
@@ -99,12 +100,12 @@ class LigerSoftmax(torch.nn.Module):
     """Softmax over the last dimension."""
 
     def forward(self, x):
-        return functional.softmax(x, client=None)
+        return functional.softmax(x, client=DEFAULT)
 
 
 class LigerReLUSquared(torch.nn.Module):
     def forward(self, x):
-        return functional.relu_squared(x, client=None)
+        return functional.relu_squared(x, client=DEFAULT)
 
 
 class _GatedMLP(torch.nn.Module):
@@ -154,7 +155,7 @@ class LigerPhi3SwiGLUMLP(torch.nn.Module):
         _check_silu(config)
 
     def forward(self, x):
-        return self.down_proj(functional.swiglu(self.gate_up_proj(x), client=None, round_activation=True))
+        return self.down_proj(functional.swiglu(self.gate_up_proj(x), client=DEFAULT, round_activation=True))
 
 
 class LigerBlockSparseTop2MLP(torch.nn.Module):
@@ -187,23 +188,23 @@ def liger_fused_add_rms_norm(X, R, W, eps, offset=0.0, casting_mode="llama", in_
 
 
 def liger_layer_norm(X, W, B, eps):
-    return functional.layer_norm(X, W, B, client=None, eps=eps)
+    return functional.layer_norm(X, W, B, client=DEFAULT, eps=eps)
 
 
 def liger_softmax(x):
-    return functional.softmax(x, client=None)
+    return functional.softmax(x, client=DEFAULT)
 
 
 def liger_relu_squared(x):
-    return functional.relu_squared(x, client=None)
+    return functional.relu_squared(x, client=DEFAULT)
 
 
 def liger_swiglu(a, b):
-    return functional.swiglu(a, b, client=None, round_activation=True)
+    return functional.swiglu(a, b, client=DEFAULT, round_activation=True)
 
 
 def liger_geglu(a, b):
-    return functional.geglu(a, b, client=None, round_activation=True)
+    return functional.geglu(a, b, client=DEFAULT, round_activation=True)
 
 
 def liger_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
@@ -222,7 +223,7 @@ def liger_rotary_pos_emb(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rot
     for x in (q, k):
         x = x if tokens_first else x.transpose(1, 2)
         position = None if cos.dim() == 3 and cos.shape[0] == x.shape[0] else _positions(cos, x.shape[0], x.shape[1])
-        y = functional.rope(x, cosine, sine, position, client=None, rotary_dim=rotary)
+        y = functional.rope(x, cosine, sine, position, client=DEFAULT, rotary_dim=rotary)
         turned.append(y if tokens_first else y.transpose(1, 2))
     return tuple(turned)
 

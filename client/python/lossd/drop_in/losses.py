@@ -6,6 +6,7 @@ from typing import Optional
 import torch
 
 from .. import functional
+from ..defaults import DEFAULT
 
 
 @dataclasses.dataclass
@@ -31,7 +32,7 @@ def _cross_entropy(function, inputs, target, class_weight, ignore_index, lse_squ
         if class_weight is not None and lse_square_scale:
             options["z_denominator_from"] = "count"
     outputs = ("argmax",) * bool({"token_accuracy", "predicted_tokens"} & wanted) + ("lse",) * ("z_loss" in wanted and reduction == "none")
-    loss, reply = function(*inputs, target, client=None, want=outputs, **options)
+    loss, reply = function(*inputs, target, client=DEFAULT, want=outputs, **options)
     made = CrossEntropyOutput(loss)
     if "z_loss" in wanted:
         if reduction == "none":
@@ -141,7 +142,7 @@ class LigerKLDIVLoss(torch.nn.KLDivLoss):
 
     def forward(self, y_pred, y_true):
         kind = {"teacher_kind": "logprobs"} if self.log_target else {"teacher_kind": "probs", "teacher_floor": self.eps}
-        return functional.kl_divergence(y_pred, y_true, client=None, student_kind="logprobs", **kind, **_rows(self.reduction))
+        return functional.kl_divergence(y_pred, y_true, client=DEFAULT, student_kind="logprobs", **kind, **_rows(self.reduction))
 
 
 class LigerJSD(torch.nn.Module):
@@ -152,7 +153,7 @@ class LigerJSD(torch.nn.Module):
         self.beta, self.ignore_index = beta, ignore_index
 
     def forward(self, log_q, log_p, shift_labels=None):
-        return functional.jensen_shannon(log_q, log_p, client=None, beta=self.beta, student_kind="logprobs",
+        return functional.jensen_shannon(log_q, log_p, client=DEFAULT, beta=self.beta, student_kind="logprobs",
                                          teacher_kind="logprobs", reduction="mean", denominator_from="count",
                                          **_label_mask(shift_labels, self.ignore_index))
 
@@ -165,7 +166,7 @@ class LigerTVDLoss(torch.nn.Module):
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, p, q, shift_labels=None):
-        return functional.total_variation(p, q, client=None, student_kind="probs", teacher_kind="probs",
+        return functional.total_variation(p, q, client=DEFAULT, student_kind="probs", teacher_kind="probs",
                                           **_rows(self.reduction), **_label_mask(shift_labels, self.ignore_index))
 
 
@@ -190,7 +191,7 @@ class LigerFusedLinearJSD(torch.nn.Module):
         self.jsd_beta, self.ignore_index, self.temperature, self.accum_dtype = jsd_beta, ignore_index, temperature, accum_dtype
 
     def forward(self, student_input, student_weight, teacher_input, teacher_weight, shift_labels=None):
-        return functional.linear_distill_loss(student_input, student_weight, client=None, divergence="jsd", beta=self.jsd_beta,
+        return functional.linear_distill_loss(student_input, student_weight, client=DEFAULT, divergence="jsd", beta=self.jsd_beta,
                                               temperature=self.temperature, teacher_hidden=teacher_input.detach(),
                                               teacher_weight=teacher_weight.detach(), reduction="mean", denominator_from="count",
                                               **_label_mask(shift_labels, self.ignore_index))
@@ -219,7 +220,7 @@ class _Distillation(torch.nn.Module):
         teacher_bias = None if teacher_bias is None else teacher_bias.detach()
         hard = {"target": true_labels, "hard_weight": self.weight_hard_loss} if self.weight_hard_loss else {}
         loss, reply = functional.linear_distill_loss(
-            student_input, student_weight, client=None, bias=student_bias, divergence=divergence, temperature=self.temperature,
+            student_input, student_weight, client=DEFAULT, bias=student_bias, divergence=divergence, temperature=self.temperature,
             teacher_hidden=teacher_input.detach(), teacher_weight=teacher_weight.detach(), teacher_bias=teacher_bias,
             mask=true_labels != self.ignore_index, ignore_index=self.ignore_index, soft_weight=soft_weight, reduction="mean",
             denominator_from="count", want=(), **hard, **options)

@@ -3,6 +3,7 @@
 import torch
 
 from .. import functional
+from ..defaults import DEFAULT
 from .losses import _number
 
 # What the kinds of loss divide by: a sequence's tokens and the batch, the tokens of the batch, the tokens of all batches.
@@ -63,7 +64,7 @@ class LigerFusedLinearGRPOLoss(torch.nn.Module):
         if vllm_is_ratio is not None:
             options["pg_weight"] = vllm_is_ratio.detach().float().expand(batch, length)
         loss, reply = functional.linear_policy_loss(
-            _input, lin_weight, selected_token_ids, client=None, bias=bias, mask=mask, sequence_advantage=advantages.detach().float(),
+            _input, lin_weight, selected_token_ids, client=DEFAULT, bias=bias, mask=mask, sequence_advantage=advantages.detach().float(),
             cu_seqlens=torch.arange(batch + 1, device=mask.device) * length, want=(), **options)
         tokens = max(reply.count or 0, 1)
         total = {name: metric.sum for name, metric in reply.metrics.items()}
@@ -112,4 +113,4 @@ class LigerFusedLinearGRPOLoss(torch.nn.Module):
             return logps.detach().float()
         if not self.use_ref_model or hidden is None or weight is None:
             return None
-        return functional.linear_logprob(hidden, weight, tokens, client=None, bias=bias, mask=mask, temperature=self.temperature)
+        return functional.linear_logprob(hidden, weight, tokens, client=DEFAULT, bias=bias, mask=mask, temperature=self.temperature)

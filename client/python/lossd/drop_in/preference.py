@@ -3,6 +3,7 @@
 import torch
 
 from .. import functional
+from ..defaults import DEFAULT
 from .losses import _number
 
 
@@ -28,7 +29,7 @@ class _Paired(torch.nn.Module):
                 target = self._with_nll_target(target, counts, nll_target, options)
         reference = {name: value.detach() for name, value in reference.items() if value is not None} or {"reference_free": True}
         loss, reply = functional.linear_preference_loss(
-            _input, lin_weight, target, client=None, bias=bias, terms=[term], cu_seqlens=_sequences(target), pairing="halves",
+            _input, lin_weight, target, client=DEFAULT, bias=bias, terms=[term], cu_seqlens=_sequences(target), pairing="halves",
             denominator_from="count", head_metrics=True,
             want=("chosen_logp", "rejected_logp", "chosen_reward", "rejected_reward"), **options, **reference)
         logps = [reply["chosen_logp"], reply["rejected_logp"]]
@@ -150,7 +151,7 @@ class LigerFusedLinearKTOLoss(torch.nn.Module):
                          "ref_bias": None if ref_bias is None else ref_bias.detach()}
         labels = preference_labels.bool()
         loss, reply = functional.linear_unpaired_loss(
-            _input, lin_weight, target, client=None, bias=bias, type="kto", beta=self.beta, cu_seqlens=_sequences(target),
+            _input, lin_weight, target, client=DEFAULT, bias=bias, type="kto", beta=self.beta, cu_seqlens=_sequences(target),
             desirable=labels, kl_baseline=0.0 if kl is None else kl, length_average=self.average_log_prob, ignore_index=self.ignore_index,
             denominator_from="count", head_metrics=True, want=("sequence_logp", "reward"), **reference)
         logps, rewards = reply["sequence_logp"], reply["reward"]

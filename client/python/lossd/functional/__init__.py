@@ -8,7 +8,7 @@ and bias. target [...] is int32 or int64; the caller aligns it, nothing is shift
 The others: from log-probabilities [...] in nats, float32, that the caller has (lossd.linear_logprob makes them), or from tensors [..., V]
 (logits, where cross_entropy and logprob can leave the gradient in their memory: donate=True).
 
-client: where it is computed; None is lossd.default_client().
+client: where it is computed, as lossd.connect() or lossd.default_client() gives it.
 
 The rows of [...], in index order, are tokens; cu_seqlens [B + 1] says which of them are a sequence. A padded batch [B, T] has cu_seqlens
 torch.arange(B + 1) * T and a mask [B, T]: rows whose mask is False take no part, whatever lies in them.

@@ -10,110 +10,110 @@ _Names = Sequence[str]
 
 # Losses: the loss, or (loss, reply) with `want`.
 @overload
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], bias: Optional[Tensor] = ..., reduction: str = ...,
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, bias: Optional[Tensor] = ..., reduction: str = ...,
                          backward: _Backward = ..., d_loss: Any = ..., want: None = ..., dummy_grad: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], want: _Names, bias: Optional[Tensor] = ...,
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, want: _Names, bias: Optional[Tensor] = ...,
                          reduction: str = ..., backward: _Backward = ..., d_loss: Any = ..., dummy_grad: bool = ...,
                          **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def cross_entropy(logits: Tensor, target: Tensor, *, client: Optional[Client], reduction: str = ..., backward: _Backward = ..., d_loss: Any = ...,
+def cross_entropy(logits: Tensor, target: Tensor, *, client: Client, reduction: str = ..., backward: _Backward = ..., d_loss: Any = ...,
                   want: None = ..., donate: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def cross_entropy(logits: Tensor, target: Tensor, *, client: Optional[Client], want: _Names, reduction: str = ..., backward: _Backward = ...,
+def cross_entropy(logits: Tensor, target: Tensor, *, client: Client, want: _Names, reduction: str = ..., backward: _Backward = ...,
                   d_loss: Any = ..., donate: bool = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def linear_policy_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], kind: str, bias: Optional[Tensor] = ...,
+def linear_policy_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, kind: str, bias: Optional[Tensor] = ...,
                        backward: _Backward = ..., d_loss: Any = ..., want: None = ..., dummy_grad: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def linear_policy_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], kind: str, want: _Names, bias: Optional[Tensor] = ...,
+def linear_policy_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, kind: str, want: _Names, bias: Optional[Tensor] = ...,
                        backward: _Backward = ..., d_loss: Any = ..., dummy_grad: bool = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def policy_loss(logprob: Tensor, *, client: Optional[Client], kind: str, entropy: Optional[Tensor] = ..., kl_logprob: Optional[Tensor] = ...,
+def policy_loss(logprob: Tensor, *, client: Client, kind: str, entropy: Optional[Tensor] = ..., kl_logprob: Optional[Tensor] = ...,
                 backward: _Backward = ..., d_loss: Any = ..., want: None = ..., **options: Any) -> Tensor: ...
 @overload
-def policy_loss(logprob: Tensor, *, client: Optional[Client], kind: str, want: _Names, entropy: Optional[Tensor] = ..., kl_logprob: Optional[Tensor] = ...,
+def policy_loss(logprob: Tensor, *, client: Client, kind: str, want: _Names, entropy: Optional[Tensor] = ..., kl_logprob: Optional[Tensor] = ...,
                 backward: _Backward = ..., d_loss: Any = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def linear_preference_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], terms: Sequence[Mapping[str, Any]],
+def linear_preference_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, terms: Sequence[Mapping[str, Any]],
                            cu_seqlens: Any, pairing: str, bias: Optional[Tensor] = ..., backward: _Backward = ..., d_loss: Any = ...,
                            want: None = ..., dummy_grad: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def linear_preference_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], terms: Sequence[Mapping[str, Any]],
+def linear_preference_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, terms: Sequence[Mapping[str, Any]],
                            cu_seqlens: Any, pairing: str, want: _Names, bias: Optional[Tensor] = ..., backward: _Backward = ...,
                            d_loss: Any = ..., dummy_grad: bool = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def preference_loss(logprob: Tensor, *, client: Optional[Client], terms: Sequence[Mapping[str, Any]], cu_seqlens: Any, pairing: str,
+def preference_loss(logprob: Tensor, *, client: Client, terms: Sequence[Mapping[str, Any]], cu_seqlens: Any, pairing: str,
                     backward: _Backward = ..., d_loss: Any = ..., want: None = ..., **options: Any) -> Tensor: ...
 @overload
-def preference_loss(logprob: Tensor, *, client: Optional[Client], terms: Sequence[Mapping[str, Any]], cu_seqlens: Any, pairing: str, want: _Names,
+def preference_loss(logprob: Tensor, *, client: Client, terms: Sequence[Mapping[str, Any]], cu_seqlens: Any, pairing: str, want: _Names,
                     backward: _Backward = ..., d_loss: Any = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def linear_unpaired_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], type: str, beta: float, cu_seqlens: Any,
+def linear_unpaired_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, type: str, beta: float, cu_seqlens: Any,
                          desirable: Any, bias: Optional[Tensor] = ..., backward: _Backward = ..., d_loss: Any = ..., want: None = ...,
                          dummy_grad: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def linear_unpaired_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Optional[Client], type: str, beta: float, cu_seqlens: Any,
+def linear_unpaired_loss(hidden: Tensor, weight: Tensor, target: Tensor, *, client: Client, type: str, beta: float, cu_seqlens: Any,
                          desirable: Any, want: _Names, bias: Optional[Tensor] = ..., backward: _Backward = ..., d_loss: Any = ...,
                          dummy_grad: bool = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def unpaired_loss(logprob: Tensor, *, client: Optional[Client], type: str, beta: float, cu_seqlens: Any, desirable: Any, backward: _Backward = ...,
+def unpaired_loss(logprob: Tensor, *, client: Client, type: str, beta: float, cu_seqlens: Any, desirable: Any, backward: _Backward = ...,
                   d_loss: Any = ..., want: None = ..., **options: Any) -> Tensor: ...
 @overload
-def unpaired_loss(logprob: Tensor, *, client: Optional[Client], type: str, beta: float, cu_seqlens: Any, desirable: Any, want: _Names,
+def unpaired_loss(logprob: Tensor, *, client: Client, type: str, beta: float, cu_seqlens: Any, desirable: Any, want: _Names,
                   backward: _Backward = ..., d_loss: Any = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def linear_distill_loss(hidden: Tensor, weight: Tensor, *, client: Optional[Client], divergence: str, target: Optional[Tensor] = ...,
+def linear_distill_loss(hidden: Tensor, weight: Tensor, *, client: Client, divergence: str, target: Optional[Tensor] = ...,
                         bias: Optional[Tensor] = ..., reduction: str = ..., backward: _Backward = ..., d_loss: Any = ..., want: None = ...,
                         dummy_grad: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def linear_distill_loss(hidden: Tensor, weight: Tensor, *, client: Optional[Client], divergence: str, want: _Names, target: Optional[Tensor] = ...,
+def linear_distill_loss(hidden: Tensor, weight: Tensor, *, client: Client, divergence: str, want: _Names, target: Optional[Tensor] = ...,
                         bias: Optional[Tensor] = ..., reduction: str = ..., backward: _Backward = ..., d_loss: Any = ...,
                         dummy_grad: bool = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def kl_divergence(student: Tensor, teacher: Tensor, *, client: Optional[Client], student_kind: str, teacher_kind: str, reduction: str = ...,
+def kl_divergence(student: Tensor, teacher: Tensor, *, client: Client, student_kind: str, teacher_kind: str, reduction: str = ...,
                   backward: _Backward = ..., d_loss: Any = ..., want: None = ..., **options: Any) -> Tensor: ...
 @overload
-def kl_divergence(student: Tensor, teacher: Tensor, *, client: Optional[Client], student_kind: str, teacher_kind: str, want: _Names,
+def kl_divergence(student: Tensor, teacher: Tensor, *, client: Client, student_kind: str, teacher_kind: str, want: _Names,
                   reduction: str = ..., backward: _Backward = ..., d_loss: Any = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def jensen_shannon(student: Tensor, teacher: Tensor, *, client: Optional[Client], beta: float, student_kind: str, teacher_kind: str, reduction: str = ...,
+def jensen_shannon(student: Tensor, teacher: Tensor, *, client: Client, beta: float, student_kind: str, teacher_kind: str, reduction: str = ...,
                    backward: _Backward = ..., d_loss: Any = ..., want: None = ..., **options: Any) -> Tensor: ...
 @overload
-def jensen_shannon(student: Tensor, teacher: Tensor, *, client: Optional[Client], beta: float, student_kind: str, teacher_kind: str, want: _Names,
+def jensen_shannon(student: Tensor, teacher: Tensor, *, client: Client, beta: float, student_kind: str, teacher_kind: str, want: _Names,
                    reduction: str = ..., backward: _Backward = ..., d_loss: Any = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 @overload
-def total_variation(student: Tensor, teacher: Tensor, *, client: Optional[Client], student_kind: str, teacher_kind: str, reduction: str = ...,
+def total_variation(student: Tensor, teacher: Tensor, *, client: Client, student_kind: str, teacher_kind: str, reduction: str = ...,
                     backward: _Backward = ..., d_loss: Any = ..., want: None = ..., **options: Any) -> Tensor: ...
 @overload
-def total_variation(student: Tensor, teacher: Tensor, *, client: Optional[Client], student_kind: str, teacher_kind: str, want: _Names,
+def total_variation(student: Tensor, teacher: Tensor, *, client: Client, student_kind: str, teacher_kind: str, want: _Names,
                     reduction: str = ..., backward: _Backward = ..., d_loss: Any = ..., **options: Any) -> tuple[Tensor, Reply]: ...
 
 # Statistics: a tensor for a name, a tuple for a sequence of names.
 @overload
-def linear_logprob(hidden: Tensor, weight: Tensor, target: Optional[Tensor] = ..., *, client: Optional[Client], bias: Optional[Tensor] = ...,
+def linear_logprob(hidden: Tensor, weight: Tensor, target: Optional[Tensor] = ..., *, client: Client, bias: Optional[Tensor] = ...,
                    want: str = ..., dummy_grad: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def linear_logprob(hidden: Tensor, weight: Tensor, target: Optional[Tensor] = ..., *, client: Optional[Client], want: _Names,
+def linear_logprob(hidden: Tensor, weight: Tensor, target: Optional[Tensor] = ..., *, client: Client, want: _Names,
                    bias: Optional[Tensor] = ..., dummy_grad: bool = ..., **options: Any) -> tuple[Tensor, ...]: ...
 @overload
-def logprob(logits: Tensor, target: Optional[Tensor] = ..., *, client: Optional[Client], want: str = ..., donate: bool = ..., **options: Any) -> Tensor: ...
+def logprob(logits: Tensor, target: Optional[Tensor] = ..., *, client: Client, want: str = ..., donate: bool = ..., **options: Any) -> Tensor: ...
 @overload
-def logprob(logits: Tensor, target: Optional[Tensor] = ..., *, client: Optional[Client], want: _Names, donate: bool = ...,
+def logprob(logits: Tensor, target: Optional[Tensor] = ..., *, client: Client, want: _Names, donate: bool = ...,
             **options: Any) -> tuple[Tensor, ...]: ...
 
 # Layers.
 @overload
-def rms_norm(x: Tensor, weight: Optional[Tensor] = ..., *, client: Optional[Client], residual: None = ..., eps: float = ..., weight_offset: float = ...,
+def rms_norm(x: Tensor, weight: Optional[Tensor] = ..., *, client: Client, residual: None = ..., eps: float = ..., weight_offset: float = ...,
              casting: str = ...) -> Tensor: ...
 @overload
-def rms_norm(x: Tensor, weight: Optional[Tensor] = ..., *, client: Optional[Client], residual: Tensor, eps: float = ..., weight_offset: float = ...,
+def rms_norm(x: Tensor, weight: Optional[Tensor] = ..., *, client: Client, residual: Tensor, eps: float = ..., weight_offset: float = ...,
              casting: str = ...) -> tuple[Tensor, Tensor]: ...
-def layer_norm(x: Tensor, weight: Optional[Tensor] = ..., bias: Optional[Tensor] = ..., *, client: Optional[Client], eps: float = ...) -> Tensor: ...
-def rope(x: Tensor, cos: Tensor, sin: Tensor, position: Optional[Tensor] = ..., *, client: Optional[Client], layout: str = ...,
+def layer_norm(x: Tensor, weight: Optional[Tensor] = ..., bias: Optional[Tensor] = ..., *, client: Client, eps: float = ...) -> Tensor: ...
+def rope(x: Tensor, cos: Tensor, sin: Tensor, position: Optional[Tensor] = ..., *, client: Client, layout: str = ...,
          rotary_dim: int = ...) -> Tensor: ...
-def swiglu(gate: Tensor, up: Optional[Tensor] = ..., *, client: Optional[Client], gate_scale: float = ..., down_scale: float = ...,
+def swiglu(gate: Tensor, up: Optional[Tensor] = ..., *, client: Client, gate_scale: float = ..., down_scale: float = ...,
            round_activation: bool = ...) -> Tensor: ...
-def geglu(gate: Tensor, up: Optional[Tensor] = ..., *, client: Optional[Client], approximation: str = ..., round_activation: bool = ...) -> Tensor: ...
-def relu_squared(x: Tensor, *, client: Optional[Client]) -> Tensor: ...
-def softmax(x: Tensor, *, client: Optional[Client], mask: Optional[Tensor] = ...) -> Tensor: ...
+def geglu(gate: Tensor, up: Optional[Tensor] = ..., *, client: Client, approximation: str = ..., round_activation: bool = ...) -> Tensor: ...
+def relu_squared(x: Tensor, *, client: Client) -> Tensor: ...
+def softmax(x: Tensor, *, client: Client, mask: Optional[Tensor] = ...) -> Tensor: ...

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ..calls import ENVELOPE, run_op
-from ..defaults import default_client
+from ..defaults import DEFAULT, default_client
 from ..errors import field_error, type_error, unknown_keyword
 from ..library import load
 from .autocast import autocast
@@ -24,7 +24,7 @@ def _keywords(op_name):
 class Call:
     """What a forward leaves for its backward beside saved tensors.
 
-    client: None is the default client.
+    client: may be defaults.DEFAULT.
     inputs: the differentiable ones by name, in the order in which autograd sees them; None is absent. They are not held here.
     backward_op_name: the operation that gives the gradients, if it is another one.
     donated: names of inputs whose gradients take their memory.
@@ -33,7 +33,7 @@ class Call:
 
     def __init__(self, client, op_name, inputs, options, dummy_grad=False, backward_op_name=None, donated=(), wait=True):
         ops = load().schema.ops
-        self.client = default_client() if client is None else client
+        self.client = default_client() if client is DEFAULT else client
         self.op = ops[op_name]
         self.backward_op = ops[backward_op_name or op_name]
         self.options = {name: value for name, value in options.items() if value is not None}

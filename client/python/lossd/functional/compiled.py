@@ -89,8 +89,8 @@ def run(name, client, given):
         elif value is not None:
             options.append(key + "=" + repr(value))
     wanted, mode = _wanted(name, kind, want, names, needs, str(given.get("reduction", "")).lower() == "none", backward)
-    number = str(-1 if client is None else client.number)
-    spec = _SPLIT.join((number, name, kind if needs else "", mode, ",".join(names), ",".join(needs), ",".join(wanted), _PART.join(options)))
+    spec = _SPLIT.join((str(client.number), name, kind if needs else "", mode, ",".join(names), ",".join(needs), ",".join(wanted),
+                        _PART.join(options)))
     made = torch.ops.lossd.run(tensors, spec)
     if kind == _STATISTICS:
         return made[0] if want is None or isinstance(want, str) else tuple(made[:len(want)])
