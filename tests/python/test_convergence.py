@@ -14,13 +14,22 @@ import small_llama  # noqa: E402
 SHAPE = small_llama.Shape(layers=4, hidden=256, heads=4, kv_heads=2, intermediate=512, vocab=512)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Steps of a model this small are shorter than a hand-over between threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def reference():
     return small_llama.train(small_llama.TorchParts(), SHAPE, steps=200, batch=2, length=32)
 
 
 def test_it_learns_what_torch_learns(reference):
-    with lossd.connect("embedded") as client:
+    with lossd.connect("embedded", threads=1) as client:
         losses, weights = small_llama.train(small_llama.LossdParts(client), SHAPE, steps=200, batch=2, length=32)
     expected, final = reference
     assert expected[-20:].mean() < expected[:5].mean() - 1  # there was something to learn
