@@ -11,6 +11,7 @@ import lossd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import small_llama  # noqa: E402
 
+STEPS = 120  # tests/bench/convergence.py takes 200
 SHAPE = small_llama.Shape(layers=4, hidden=256, heads=4, kv_heads=2, intermediate=512, vocab=512)
 
 
@@ -25,12 +26,12 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def reference():
-    return small_llama.train(small_llama.TorchParts(), SHAPE, steps=200, batch=2, length=32)
+    return small_llama.train(small_llama.TorchParts(), SHAPE, steps=STEPS, batch=2, length=32)
 
 
 def test_it_learns_what_torch_learns(reference):
     with lossd.connect("embedded", threads=1) as client:
-        losses, weights = small_llama.train(small_llama.LossdParts(client), SHAPE, steps=200, batch=2, length=32)
+        losses, weights = small_llama.train(small_llama.LossdParts(client), SHAPE, steps=STEPS, batch=2, length=32)
     expected, final = reference
     assert expected[-20:].mean() < expected[:5].mean() - 1  # there was something to learn
     difference = (losses - expected).abs().max()
