@@ -33,7 +33,7 @@ def test_it_learns_what_torch_learns(reference):
     with lossd.connect("embedded", threads=1) as client:
         losses, weights = small_llama.train(small_llama.LossdParts(client), SHAPE, steps=STEPS, batch=2, length=32)
     expected, final = reference
-    assert expected[-20:].mean() < expected[:5].mean() - 1  # there was something to learn
+    assert expected[-20:].mean() < expected[:5].mean() - 0.1  # there was something to learn
     difference = (losses - expected).abs().max()
     worst = max((weights[name] - final[name]).norm() / final[name].norm() for name in final)
     print(f"losses differ by at most {difference:.1e}, final weights by {worst:.1e} of their norm")

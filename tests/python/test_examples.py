@@ -33,6 +33,7 @@ def test_readme(client, block):
     logprob = -torch.rand(B, T)
     names = {
         "lossd": lossd, "torch": torch, "client": client, "B": B, "T": T,
+        "head": torch.nn.Linear(H, V, bias=False),
         "hidden": torch.randn(B, T, H, requires_grad=True), "weight": torch.randn(V, H, requires_grad=True),
         "target": torch.randint(V, (B, T)), "teacher_hidden": torch.randn(B, T, 5), "teacher_weight": torch.randn(V, 5),
         "logprob": logprob.clone().requires_grad_(), "ref": logprob - 0.1, "old": logprob + 0.1, "mask": torch.rand(B, T) < 0.9,
