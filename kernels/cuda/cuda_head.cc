@@ -21,6 +21,7 @@
 namespace lossd {
 namespace {
 
+// How long a start is watched before its stream is waited for.
 constexpr std::chrono::microseconds kSpin(300);
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/exp_product.h"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/objectives/exp2.h"
 
 namespace lossd {
 namespace {
@@ -58,11 +59,6 @@ struct Shared {
   uint64_t empty[kStages];
 };
 
-__device__ __forceinline__ float Exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 __device__ __forceinline__ uint32_t Pack(float low, float high) {
   uint32_t result;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
@@ -216,7 +212,7 @@ class Epilogue {
             float z = acc[4 * at + 2 * half + i];
             if constexpr (kBias) z += bias[i];
             const float d = __fmaf_rn(z, slope[half], -reference[half]);
-            e[i] = Exp2(d);
+            e[i] = FastExp2(d);
             if (kSpecial && j + i >= p_.columns) {
               e[i] = 0;
             } else {

@@ -4,14 +4,13 @@
 
 #include "kernels/cuda/exp_rows.h"
 #include "kernels/cuda/real.cuh"
+#include "kernels/objectives/exp2.h"
 
 namespace lossd {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPairRows = 2 * kExpTileRows;
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 // What a product over one column of the hidden size loses, relative to its result: random data, H 512 to 8192, H200.
 constexpr float kLostPart = 9.3e-10f;
 // Parts of a row's tiles that are added up beside each other.

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import small_llama  # noqa: E402
 
 STEPS = 120  # tests/bench/convergence.py takes 200
-SHAPE = small_llama.Shape(layers=4, hidden=256, heads=4, kv_heads=2, intermediate=512, vocab=512)
+SHAPE = small_llama.Shape(layers=4, hidden=256, heads=4, kv_heads=2, intermediate=512, vocab=128)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,19 +26,19 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def reference():
-    return small_llama.train(small_llama.TorchParts(), SHAPE, steps=STEPS, batch=2, length=32)
+    return small_llama.train(small_llama.TorchParts(), SHAPE, steps=STEPS, batch=4, length=32)
 
 
 def test_it_learns_what_torch_learns(reference):
     with lossd.connect("embedded", threads=1) as client:
-        losses, weights = small_llama.train(small_llama.LossdParts(client), SHAPE, steps=STEPS, batch=2, length=32)
+        losses, weights = small_llama.train(small_llama.LossdParts(client), SHAPE, steps=STEPS, batch=4, length=32)
     expected, final = reference
-    assert expected[-20:].mean() < expected[:5].mean() - 0.1  # there was something to learn
+    assert expected[-20:].mean() < expected[:5].mean() - 1  # there was something to learn
     difference = (losses - expected).abs().max()
     worst = max((weights[name] - final[name]).norm() / final[name].norm() for name in final)
     print(f"losses differ by at most {difference:.1e}, final weights by {worst:.1e} of their norm")
     assert difference < LOSS and worst < WEIGHTS
 
 
-# Float32 sums in another order, through 200 steps of AdamW.
-LOSS, WEIGHTS = 1e-3, 1e-2
+# Float32 sums in another order, through STEPS steps of AdamW: 9e-6 and 3e-5 were seen.
+LOSS, WEIGHTS = 2e-4, 1e-3

@@ -165,14 +165,12 @@ class ServerHandle:
     __del__ = stop
 
 
-class ClientHandle:
-    """A connection. `handle` is valid until close()."""
+class _ClosableHandle:
+    """A lossd_client of the C library. `handle` is valid until close()."""
 
-    def __init__(self, library, address, name, connect_timeout, call_timeout):
+    def __init__(self, library, function, *arguments):
         self.library = library
-        options = _ConnectOptions(name.encode(), connect_timeout, call_timeout)
-        self.handle = library.create("lossd_connect", address.encode(), ctypes.byref(options))
-        self.event_count = 0  # of the present session; ready events are numbered over all registrations
+        self.handle = library.create(function, *arguments)
 
     def close(self):
         handle, self.handle = getattr(self, "handle", None), None
@@ -186,11 +184,20 @@ class ClientHandle:
             raise LossdError("FAILED_PRECONDITION", "the client is closed")
         return self.handle
 
-    def run(self, request, timeout):
-        return self.library.fetch("lossd_run", self._open(), request, len(request), timeout)
-
     def fetch(self, name):
         return self.library.fetch(name, self._open())
+
+
+class ClientHandle(_ClosableHandle):
+    """A connection."""
+
+    def __init__(self, library, address, name, connect_timeout, call_timeout):
+        options = _ConnectOptions(name.encode(), connect_timeout, call_timeout)
+        super().__init__(library, "lossd_connect", address.encode(), ctypes.byref(options))
+        self.event_count = 0  # of the present session; ready events are numbered over all registrations
+
+    def run(self, request, timeout):
+        return self.library.fetch("lossd_run", self._open(), request, len(request), timeout)
 
     def create_buffer(self, size):
         return BufferHandle(self.library,
@@ -231,31 +238,15 @@ class BufferHandle:
         self._library.call("lossd_buffer_read", self._handle, offset, address, size)
 
 
-class EmbeddedHandle:
-    """A device of this process. `handle` is valid until close()."""
+class EmbeddedHandle(_ClosableHandle):
+    """A device of this process."""
 
     def __init__(self, library, backend, device, workspace_bytes, threads, algorithms):
-        self.library = library
         options = _EmbeddedOptions(backend.encode(), algorithms.encode(), workspace_bytes, device, threads)
-        self.handle = library.create("lossd_open_embedded", ctypes.byref(options))
-
-    def close(self):
-        handle, self.handle = getattr(self, "handle", None), None
-        if handle:
-            self.library.plain("lossd_close", handle)
-
-    __del__ = close
-
-    def _open(self):
-        if not self.handle:
-            raise LossdError("FAILED_PRECONDITION", "the client is closed")
-        return self.handle
+        super().__init__(library, "lossd_open_embedded", ctypes.byref(options))
 
     def run(self, request, stream):
         return self.library.fetch("lossd_run_on_stream", self._open(), request, len(request), stream)
-
-    def fetch(self, name):
-        return self.library.fetch(name, self._open())
 
     def prepare(self, request):
         return PreparedHandle(self.library, self.library.create("lossd_prepare", self._open(), request, len(request)))
